@@ -44,11 +44,11 @@ async fn main() -> Result<(), AllRefusal> {
 /// One call of a user, which uses about half of its estimated tokens.
 async fn call(gateway: &KeyedAllOf<str>, user: &str, estimate: u32) -> Result<u32, AllRefusal> {
     let request = AllRequest::new().cost("tokens", estimate).cost("user tokens", estimate);
-    let mut place = gateway.reserve(user, request.within(Duration::from_secs(2)))?;
-    (&mut place).await?;
+    let mut reservation = gateway.reserve(user, request.within(Duration::from_secs(2)))?;
+    (&mut reservation).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let used = estimate / 2;
     // The unused tokens are given back, and the call is no longer in flight.
-    place.settle([("tokens", used), ("user tokens", used)])?;
+    reservation.settle([("tokens", used), ("user tokens", used)])?;
     Ok(used)
 }

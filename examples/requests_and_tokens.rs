@@ -19,12 +19,12 @@ async fn main() -> Result<(), AllRefusal> {
     let begin = Instant::now();
     for call in 1..=5 {
         // At most 800 tokens. A call uses 200 to 400 of them.
-        let mut place = api.reserve([("tokens", 800)])?;
-        let waited = (&mut place).await?;
+        let mut reservation = api.reserve([("tokens", 800)])?;
+        let waited = (&mut reservation).await?;
         let used = 200 + 40 * call;
         println!("{:>4} ms  call {call} waited {waited:?} and used {used}", begin.elapsed().as_millis());
         // The unused tokens are given back, and the call is no longer in flight.
-        place.settle([("tokens", used)])?;
+        reservation.settle([("tokens", used)])?;
     }
     println!("{} of 1000 tokens are left", tokens.status().available);
     Ok(())

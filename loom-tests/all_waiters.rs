@@ -9,7 +9,7 @@ use crate::line::all_waiters::{AllWaiters, Entered};
 use crate::request::QueueBounds;
 
 /// Two requests enter at once, where only one may wait. One of them waits, and leaves.
-fn two_requests_for_one_place(enter: fn(&Arc<AllWaiters>) -> Option<Entered>) {
+fn two_requests_with_room_for_one(enter: fn(&Arc<AllWaiters>) -> Option<Entered>) {
     model(move || {
         let all = Arc::new(AllWaiters::new());
         all.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
@@ -26,13 +26,15 @@ fn two_requests_for_one_place(enter: fn(&Arc<AllWaiters>) -> Option<Entered>) {
 }
 
 #[test]
-fn the_last_place_is_taken_once() {
-    two_requests_for_one_place(|all| Entered::new(Some(all), 1, false));
+fn the_last_room_is_taken_once() {
+    two_requests_with_room_for_one(|all| Entered::new(Some(all), 1, false));
 }
 
 /// The broken twin: checks in one section, and enters in another.
 #[test]
 #[should_panic = "one of two"]
-fn broken_the_last_place_is_taken_once() {
-    two_requests_for_one_place(|all| if all.has_room(1) { Entered::new(Some(all), 1, true) } else { None });
+fn broken_the_last_room_is_taken_once() {
+    two_requests_with_room_for_one(
+        |all| if all.has_room(1) { Entered::new(Some(all), 1, true) } else { None },
+    );
 }

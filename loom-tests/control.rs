@@ -251,7 +251,7 @@ fn broken_a_permit_taken_while_time_stands_still_is_missing_afterwards() {
 }
 
 /// Two requests join a queue with room for one. One of them is refused.
-fn two_join_one_place(join: fn(&mut Joining) -> bool) {
+fn two_join_with_room_for_one(join: fn(&mut Joining) -> bool) {
     model(move || {
         let (limiter, _clock) = limiter();
         assert!(limiter.try_acquire(ONE).is_ok());
@@ -273,14 +273,14 @@ fn two_join_one_place(join: fn(&mut Joining) -> bool) {
 
 #[test]
 fn a_bound_is_never_exceeded() {
-    two_join_one_place(|joining| joining.poll().is_pending());
+    two_join_with_room_for_one(|joining| joining.poll().is_pending());
 }
 
 /// The broken twin: checks for room, and takes the lock again to join.
 #[test]
 #[should_panic(expected = "never more than the bound")]
 fn broken_a_bound_is_never_exceeded() {
-    two_join_one_place(|joining| {
+    two_join_with_room_for_one(|joining| {
         let limiter = &joining.limiter;
         if !lock(&limiter.line).has_room(&limiter.rule, &1) {
             return false;

@@ -1,4 +1,4 @@
-//! Models the counting limit: waiters and places of composites against permits that are given back,
+//! Models the counting limit: waiters and seats of composites against permits that are given back,
 //! and against limits that are lowered.
 
 use std::pin::Pin;
@@ -170,24 +170,24 @@ impl Recheck for Bell {
     }
 }
 
-/// The place of a composite stands up while the permit is given back. The composite sees the
+/// The seat of a composite stands up while the permit is given back. The composite sees the
 /// permit, or is notified.
 #[test]
-fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
+fn a_permit_given_back_reaches_a_seat_that_stands_up_meanwhile() {
     model(|| {
         let limit = CountingLimit::new(1);
         let held = limit.try_acquire().expect("the only one");
         let bell = Arc::new(Bell(AtomicBool::new(false)));
         let ring: Arc<dyn Recheck> = bell.clone();
-        let place = limit.pool.take_seat(Arc::downgrade(&ring));
+        let seat = limit.pool.take_seat(Arc::downgrade(&ring));
         let other = thread::spawn(move || drop(held));
         let mut deferred = Deferred::new();
-        let turn = limit.pool.enqueue_seat(place, 1, &mut deferred);
+        let turn = limit.pool.enqueue_seat(seat, 1, &mut deferred);
         drop(deferred);
         other.join().expect("no panic");
         assert!(turn || bell.0.load(Ordering::Relaxed), "the ring is lost");
-        let permit = limit.take_turn(place, 1).expect("its turn");
-        limit.pool.give_up(place, &mut Deferred::new());
+        let permit = limit.take_turn(seat, 1).expect("its turn");
+        limit.pool.give_up(seat, &mut Deferred::new());
         drop(permit);
         assert_eq!(limit.available(), 1);
     });

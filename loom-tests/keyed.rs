@@ -78,10 +78,10 @@ fn broken_a_key_is_not_forgotten_under_a_grant() {
     });
 }
 
-/// A new key takes the place of a key that is as good as new, while a request asks for that key.
+/// A new key takes the slot of a key that is as good as new, while a request asks for that key.
 /// Each key has its permit at most once, and the table never holds a key too many.
 #[test]
-fn a_new_key_takes_a_free_place() {
+fn a_new_key_takes_a_free_slot() {
     model(|| {
         let keys = with_a_fresh_key(1);
         let other = {
@@ -508,9 +508,9 @@ fn a_request_that_joins_a_line_meanwhile_is_moved() {
             let keys = keys.clone();
             thread::spawn(move || keys.change_all(Change::rate(Rate::per_second(10))).expect("fits"))
         };
-        let place = keys.own_limiter(&1).and_then(|line| line.reserve(1)).expect("there is room");
+        let reservation = keys.own_limiter(&1).and_then(|line| line.reserve(1)).expect("there is room");
         other.join().expect("no panic");
-        assert_eq!(place.due_in(), Duration::from_millis(100));
+        assert_eq!(reservation.due_in(), Duration::from_millis(100));
     });
 }
 

@@ -92,10 +92,10 @@ async fn model<F: Future<Output = Result<Answer, Box<dyn Error>>>>(call: impl Fn
         .with("tokens", &tokens)
         .with_counting("in flight", &in_flight);
     // For each call:
-    let mut place = api.reserve([("tokens", 800)])?;
-    (&mut place).await?;
+    let mut reservation = api.reserve([("tokens", 800)])?;
+    (&mut reservation).await?;
     let response = call().await?;
-    place.settle([("tokens", response.tokens)])?;     // unused tokens go back
+    reservation.settle([("tokens", response.tokens)])?;     // unused tokens go back
     Ok(())
 }
 

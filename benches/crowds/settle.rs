@@ -47,9 +47,9 @@ fn settle<P: Policy>(name: &str, policy: P, options: &Options) {
     let mut estimates: Vec<_> = (0..outstanding)
         .map(|_| {
             clock.advance(Duration::from_micros(1));
-            let mut place = limiter.reserve(2).expect("permits are there");
-            assert!(place.claim(), "permits are there");
-            place
+            let mut reservation = limiter.reserve(2).expect("permits are there");
+            assert!(reservation.claim(), "permits are there");
+            reservation
         })
         .collect();
     estimates.shuffle(&mut SmallRng::seed_from_u64(7));

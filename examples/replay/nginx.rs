@@ -75,7 +75,7 @@ enum Verdict {
     Rejected,
 }
 
-type Place = Reservation<LeakyBucket, ManualClock>;
+type Queued = Reservation<LeakyBucket, ManualClock>;
 
 /// Replays every `*.jsonl` in a directory.
 pub(crate) fn replay(dir: &Path) -> Result<Report, String> {
@@ -97,16 +97,21 @@ fn replay_run(run: &Run, farthest: &mut Farthest) -> Result<Outcome, String> {
         let at = Nanos::from_duration(Duration::from_millis(event.at_ms));
         // Serves the waiters that become due in the meantime, each at its own time.
         clock.advance(at.saturating_since(clock.now()).as_duration());
-        waiting.retain_mut(|place: &mut Spawn<Place>| !place.is_woken() || place.poll().is_pending());
+        waiting.retain_mut(|reservation: &mut Spawn<Queued>| {
+            !reservation.is_woken() || reservation.poll().is_pending()
+        });
         let excess: Vec<f64> = zones.iter().map(Limiter::excess_milli).collect();
         let verdict = match zones.iter().map(|zone| zone.limiter.reserve(1)).collect::<Result<Vec<_>, _>>() {
             // The reservations made so far are dropped.
             Err(_) => Verdict::Rejected,
-            Ok(places) => {
-                let held = places.iter().map(Reservation::due_in).max().unwrap_or_default();
+            Ok(reservations) => {
+                let held = reservations.iter().map(Reservation::due_in).max().unwrap_or_default();
                 farthest.held(event, held).map_err(differs)?;
-                let places = places.into_iter().map(spawn);
-                waiting.extend(places.filter_map(|mut place| place.poll().is_pending().then_some(place)));
+                let reservations = reservations.into_iter().map(spawn);
+                waiting
+                    .extend(reservations.filter_map(|mut reservation| {
+                        reservation.poll().is_pending().then_some(reservation)
+                    }));
                 if held.is_zero() { Verdict::Passed } else { Verdict::Delayed }
             }
         };

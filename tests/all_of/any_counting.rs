@@ -52,13 +52,13 @@ fn a_waiter_is_served_when_permits_come_back() -> Result<(), AllRefusal> {
 fn a_reservation_has_its_permits_until_it_is_settled() -> Result<(), AllRefusal> {
     let (any, calls) = limited(2);
     let held = calls.try_acquire_many(2)?;
-    let mut place = spawn(any.reserve(2)?);
-    assert_eq!(place.due_in(), Duration::ZERO, "the time at which permits are given back is unknown");
-    assert_pending!(place.poll());
+    let mut reservation = spawn(any.reserve(2)?);
+    assert_eq!(reservation.due_in(), Duration::ZERO, "the time at which permits are given back is unknown");
+    assert_pending!(reservation.poll());
     drop(held);
-    assert_eq!(assert_ready_ok!(place.poll()).permits(), 2);
+    assert_eq!(assert_ready_ok!(reservation.poll()).permits(), 2);
     assert_eq!(calls.available(), 0);
-    place.into_inner().settle(1)?;
+    reservation.into_inner().settle(1)?;
     assert_eq!(calls.available(), 2);
     assert!(any.reserve(1)?.settle([("calls", 1)]).is_err());
     assert_eq!(calls.available(), 2);

@@ -79,23 +79,23 @@ fn a_closed_rate_refuses_all_composites_that_wait_for_another_limiter() {
 /// Counts the requests in the queue of a limit at each of its wake-ups.
 struct Counter {
     calls: CountingLimit,
-    places: AtomicUsize,
+    waiters: AtomicUsize,
 }
 
 impl Wake for Counter {
     fn wake(self: Arc<Self>) {
-        self.places.fetch_add(self.calls.status().waiting, Ordering::Relaxed);
+        self.waiters.fetch_add(self.calls.status().waiting, Ordering::Relaxed);
     }
 }
 
 /// Bug: each composite that left visited all requests that still waited: half a million steps for a
 /// thousand composites.
 #[test]
-fn composites_that_leave_a_closed_limit_pass_no_place_of_others() {
+fn composites_that_leave_a_closed_limit_visit_no_other_waiters() {
     let clock = ManualClock::new();
     let (rate, calls) = (bucket(&clock, 10_000, 10_000), CountingLimit::new(1));
     let _held = calls.try_acquire().expect("the only one");
-    let counter = Arc::new(Counter { calls: calls.clone(), places: AtomicUsize::new(0) });
+    let counter = Arc::new(Counter { calls: calls.clone(), waiters: AtomicUsize::new(0) });
     let waker = Waker::from(counter.clone());
     let mut waits: Vec<_> = (0..1000)
         .map(|_| Box::pin(AllOf::new("rate", &rate).with_counting("calls", &calls).acquire()))
@@ -106,7 +106,7 @@ fn composites_that_leave_a_closed_limit_pass_no_place_of_others() {
     assert!(plain.poll().is_pending());
     assert_eq!(calls.status().waiting, 1001);
     assert!(calls.close());
-    assert_eq!(counter.places.load(Ordering::Relaxed), 0);
+    assert_eq!(counter.waiters.load(Ordering::Relaxed), 0);
     for wait in &mut waits {
         assert_eq!(assert_ready_err!(wait.as_mut().poll(context)), refused(Refusal::Closed));
     }

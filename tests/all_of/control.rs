@@ -44,7 +44,7 @@ fn the_pause_of_a_member_is_reported_where_a_request_waits_for_it() {
     assert_eq!(assert_ready!(spawn(both.acquire_within(SECOND)).poll()).err(), Some(paused("b", 2100 * MS)));
 
     // The same behind a waiter, and for a waiter that the pause makes too late.
-    let _place = both.reserve([]).expect("a reservation");
+    let _reservation = both.reserve([]).expect("a reservation");
     assert!(matches!(
         both.try_acquire().err().and_then(|refusal| refusal.refusal()),
         Some(Refusal::Paused { .. })
@@ -254,7 +254,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
 
 /// The position belongs to the waiter, not to a later request.
 #[test]
-fn the_place_of_a_waiter_passes_to_no_later_request() {
+fn the_position_of_a_waiter_passes_to_no_later_request() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
     let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
@@ -292,7 +292,7 @@ fn what_a_member_keeps_is_for_the_important() {
 /// Requests behind a reservation leave the permits that it needs, in addition to the reserved
 /// share.
 #[test]
-fn a_place_is_not_delayed_where_a_share_is_kept() {
+fn a_reservation_is_not_delayed_where_a_share_is_kept() {
     let (a, b, both, clock) = two();
     assert_eq!(a.change(Change::only_burst(4)), Ok(()));
     clock.advance(4 * SECOND);
@@ -659,11 +659,11 @@ fn a_composite_that_is_closed_blames_no_open_member() {
     let (a, b, both, _clock) = two();
     assert!(both.try_acquire().is_ok());
     let mut wait = waiting_for_all(both.acquire());
-    let mut place = both.reserve(1).expect("a reservation");
+    let mut reservation = both.reserve(1).expect("a reservation");
     assert!(both.close());
     let itself = Some(AllRefusal::from(Refusal::Closed));
     assert_eq!(assert_ready!(wait.poll()).err(), itself);
-    assert_eq!(place.blocking_claim().err(), itself);
+    assert_eq!(reservation.blocking_claim().err(), itself);
     for n in [1, 1000] {
         assert_eq!(both.try_acquire_many(n).err(), itself);
         assert_eq!(both.reserve(n).err(), itself);
@@ -766,14 +766,14 @@ fn a_waiter_at_a_member_is_behind_an_empty_limiter_after_the_pause_of_a_composit
 }
 
 #[test]
-fn a_place_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
+fn a_reservation_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
     let (both, [requests, _], clock) = full_pair(PAIRS[0]);
     assert!(requests.try_acquire_many(20).is_ok());
     both.pause_for(SECOND);
-    let mut place = requests.reserve(5).expect("a reservation");
-    assert_eq!(place.due_in(), SECOND / 4);
+    let mut reservation = requests.reserve(5).expect("a reservation");
+    assert_eq!(reservation.due_in(), SECOND / 4);
     clock.jump(10 * SECOND);
-    assert!(place.claim());
+    assert!(reservation.claim());
     let mut waits = spawn(requests.acquire());
     assert!(assert_ready!(waits.poll()).is_ok());
     assert_eq!(requests.status().available, 19);
@@ -782,7 +782,7 @@ fn a_place_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
 /// Bug: a call of the composite visited the member, and so left it empty before the reservation was
 /// served.
 #[test]
-fn no_call_of_a_paused_composite_takes_the_turn_of_a_place_at_a_member() {
+fn no_call_of_a_paused_composite_takes_the_turn_of_a_reservation_at_a_member() {
     let calls: [fn(AllOf<ManualClock>); 7] = [
         |both| assert!(both.try_acquire().is_err()),
         |both| assert!(both.try_acquire_many(Request::up_to(5)).is_err()),
@@ -796,27 +796,28 @@ fn no_call_of_a_paused_composite_takes_the_turn_of_a_place_at_a_member() {
         let (both, [requests, _], clock) = full_pair(PAIRS[0]);
         assert!(requests.try_acquire_many(20).is_ok());
         both.pause_for(SECOND);
-        let mut place = requests.reserve(5).expect("a reservation");
-        assert_eq!(place.due_in(), SECOND / 4);
+        let mut reservation = requests.reserve(5).expect("a reservation");
+        assert_eq!(reservation.due_in(), SECOND / 4);
         let _wait = waits.then(|| waiting_for_all(both.acquire()));
         clock.advance(SECOND);
         call(both);
-        assert!(place.claim());
+        assert!(reservation.claim());
     }
 }
 
 #[test]
-fn thousands_of_places_are_served_before_a_pause_of_a_composite_leaves_the_member_empty() {
-    const PLACES: u32 = 2000;
+fn thousands_of_reservations_are_served_before_a_pause_of_a_composite_leaves_the_member_empty() {
+    const RESERVATIONS: u32 = 2000;
     let clock = ManualClock::new();
-    let requests = bucket(&clock, 2 * u64::from(PLACES), PLACES);
+    let requests = bucket(&clock, 2 * u64::from(RESERVATIONS), RESERVATIONS);
     let both = AllOf::new("requests", &requests);
     requests.drain();
     both.pause_for(SECOND);
-    let places: Vec<_> = (0..PLACES).map(|_| requests.reserve(1).expect("a reservation")).collect();
+    let reservations: Vec<_> =
+        (0..RESERVATIONS).map(|_| requests.reserve(1).expect("a reservation")).collect();
     clock.jump(SECOND);
     assert!(requests.try_acquire().is_err());
-    assert!(places.into_iter().all(|mut place| place.claim()));
+    assert!(reservations.into_iter().all(|mut reservation| reservation.claim()));
     assert!(both.try_acquire().is_err(), "empty now");
 }
 

@@ -23,7 +23,7 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
     };
     let (a, b) = (limiter(), limiter());
     let both = AllOf::new("a", &a).with("b", &b);
-    let mut place = Some(estimate(&a, 1).expect("available"));
+    let mut reservation = Some(estimate(&a, 1).expect("available"));
     let waits: Vec<_> = (0..MANY).map(|_| waiting_for_all(both.acquire())).collect();
     let count = || {
         let counts = [&a, &b].map(|member| {
@@ -40,7 +40,9 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
         assert!(weighed < MANY, "{name} weighs {weighed} requests");
     };
     check("a debit", &mut || a.debit(3));
-    check("a settle above the estimate", &mut || place.take().into_iter().for_each(|place| place.settle(5)));
+    check("a settle above the estimate", &mut || {
+        reservation.take().into_iter().for_each(|reservation| reservation.settle(5))
+    });
     check("a pause", &mut || b.pause_for(Duration::from_secs(9)));
     check("the end of a pause", &mut || assert!(b.resume()));
     check("a kept share", &mut || b.keep_for_priority(1, 1));

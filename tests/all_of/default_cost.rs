@@ -47,15 +47,15 @@ fn the_number_of_a_request_is_not_for_a_member_with_a_default() {
     let api = api(&clock);
     assert_eq!(taken(&api, 3.into()), [3, 20, 0, 2]);
     assert_eq!(taken(&api, Request::up_to(1000).into()), [97, 20, 0, 2]);
-    let place = api.reserve(AllRequest::new().cost("calls", 0)).unwrap();
-    let costs: Vec<_> = place.costs().map(|(_, n)| n).collect();
+    let reservation = api.reserve(AllRequest::new().cost("calls", 0)).unwrap();
+    let costs: Vec<_> = reservation.costs().map(|(_, n)| n).collect();
     assert_eq!(costs, [0, 20, 0, 2]);
-    drop(place);
+    drop(reservation);
     let any = AnyLimiter::from(api.clone());
-    let mut place = any.reserve([("calls", 0)]).unwrap();
-    tokio_test::assert_ready_ok!(tokio_test::task::spawn(&mut place).poll());
+    let mut reservation = any.reserve([("calls", 0)]).unwrap();
+    tokio_test::assert_ready_ok!(tokio_test::task::spawn(&mut reservation).poll());
     // For a member with a default, the reserved permits count as used.
-    place.settle(0).unwrap();
+    reservation.settle(0).unwrap();
     assert_eq!(api.status().member("tokens").unwrap().available, 1000 - 3 * 20);
 }
 
@@ -66,10 +66,10 @@ fn a_reservation_of_no_permits_charges_what_was_used_alone() {
     let clock = ManualClock::new();
     let api = api(&clock);
     let settled = |used: AllRequest<'_>| {
-        let place = AnyReservation::empty(api.clone().into());
+        let reservation = AnyReservation::empty(api.clone().into());
         let left = || api.status().members.into_iter().map(|(_, member)| member.available).collect();
         let before: Vec<_> = left();
-        place.settle(used).unwrap();
+        reservation.settle(used).unwrap();
         before.into_iter().zip(left()).map(|(before, after)| before - after).collect::<Vec<_>>()
     };
     assert_eq!(settled([("calls", 1)].into()), [1, 0, 0, 0]);

@@ -160,16 +160,16 @@ fn a_wait_reports_what_its_grant_left() {
     assert_eq!((permits.waited(), available(&left(&permits))), (2 * SECOND, vec![1, 0]));
     assert_eq!(calls.status().available, 0);
 
-    let mut place = api.reserve(request().cost("tokens", 1)).unwrap();
-    assert_eq!(place.left(), None);
+    let mut reservation = api.reserve(request().cost("tokens", 1)).unwrap();
+    assert_eq!(reservation.left(), None);
     clock.advance(SECOND);
-    assert!(place.claim());
-    assert_eq!(available(&place.left().unwrap()), [0, 0]);
+    assert!(reservation.claim());
+    assert_eq!(available(&reservation.left().unwrap()), [0, 0]);
     let any = AnyLimiter::from(tokens);
-    let mut place = any.reserve(Request::permits(3).with_left()).unwrap();
+    let mut reservation = any.reserve(Request::permits(3).with_left()).unwrap();
     clock.advance(5 * SECOND);
-    assert_ready_ok!(spawn(&mut place).poll());
-    assert_eq!(available(&place.left().unwrap()), [2]);
+    assert_ready_ok!(spawn(&mut reservation).poll());
+    assert_eq!(available(&reservation.left().unwrap()), [2]);
 }
 
 #[test]

@@ -457,7 +457,7 @@ fn a_member_reports_what_a_request_beside_a_reservation_would_get() {
         b.debit(20);
         a.debit(1);
         let both = AllOf::new("a", &a).with("b", &b);
-        let place = both.reserve([("a", n), ("b", other)]).expect("a reservation");
+        let reservation = both.reserve([("a", n), ("b", other)]).expect("a reservation");
         loop {
             let status = a.status();
             assert_eq!(status.waiting, 1);
@@ -475,6 +475,6 @@ fn a_member_reports_what_a_request_beside_a_reservation_would_get() {
                 break;
             }
         }
-        drop(place);
+        drop(reservation);
     }
 }

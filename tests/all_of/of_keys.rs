@@ -92,7 +92,7 @@ fn the_pause_of_a_key_and_that_of_a_common_limiter_are_reported() {
     assert_eq!(api.try_acquire("alice").err(), told("user", 5500 * MS));
     assert_eq!(api.try_acquire("bob").err(), told("user", 5500 * MS));
     // A key with a line.
-    let _place = api.reserve("bob", []).expect("a reservation");
+    let _reservation = api.reserve("bob", []).expect("a reservation");
     assert!(matches!(api.try_acquire("bob").err().and_then(|r| r.refusal()), Some(Refusal::Paused { .. })));
     clock.advance(5 * SECOND);
     let refusal = api.try_acquire("alice").err().and_then(|refusal| refusal.refusal());
@@ -172,7 +172,7 @@ fn a_key_that_is_removed_starts_anew_beside_its_waiters() {
 
 /// Bug: a change of all keys left the limiter of the key empty before its reservation was served.
 #[test]
-fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
+fn no_change_of_all_keys_takes_the_turn_of_a_reservation_at_a_key() {
     let changes: [fn(&Users); 2] =
         [|users| users.set_rate_all(Rate::per_second(2)), |users| users.pause_all_for(SECOND)];
     for change in changes {
@@ -180,10 +180,10 @@ fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
         assert!(users.try_acquire_many("alice", 2).is_ok());
         let alice = api.for_key("alice").expect("room");
         alice.pause_for(SECOND);
-        let mut place = users.reserve("alice", 1).expect("a reservation");
+        let mut reservation = users.reserve("alice", 1).expect("a reservation");
         clock.advance(SECOND);
         change(&users);
-        assert!(place.claim());
+        assert!(reservation.claim());
     }
 }
 
@@ -287,10 +287,10 @@ fn an_exempt_reservation_needs_no_room_for_its_key() {
     let api = KeyedAllOf::new("user", &users).with("all", &all).with_keyed_counting("calls", &calls);
     let api = api.observed_by(statistics.clone());
     let pass = |key| {
-        let mut place = api.reserve(key, AllRequest::from(9).exempt()).expect("exempt");
-        assert_eq!(place.costs().collect::<Vec<_>>(), [("all", 9), ("user", 9), ("calls", 1)]);
-        assert!(place.blocking_claim().is_ok());
-        place.settle([("user", 5), ("all", 3), ("calls", 1)]).expect("members");
+        let mut reservation = api.reserve(key, AllRequest::from(9).exempt()).expect("exempt");
+        assert_eq!(reservation.costs().collect::<Vec<_>>(), [("all", 9), ("user", 9), ("calls", 1)]);
+        assert!(reservation.blocking_claim().is_ok());
+        reservation.settle([("user", 5), ("all", 3), ("calls", 1)]).expect("members");
     };
     pass("alice");
     assert!(users.is_empty() && calls.is_empty());
@@ -362,10 +362,10 @@ fn permits_of_a_key_in_use_are_given_back_and_the_key_is_forgotten() -> Result<(
     drop(second);
     assert_eq!(calls.len(), 1, "bob's");
 
-    let mut place = api.reserve("alice", [("all", 4)])?;
-    assert!(place.claim());
+    let mut reservation = api.reserve("alice", [("all", 4)])?;
+    assert!(reservation.claim());
     assert_eq!((calls.len(), all.status().available), (2, 5));
-    place.settle_unused();
+    reservation.settle_unused();
     drop(bobs);
     assert!(calls.is_empty());
     assert_eq!(all.status().available, 9);
@@ -395,10 +395,10 @@ fn a_key_of_a_handle_is_forgotten_when_its_calls_end() -> Result<(), AllRefusal>
     assert_eq!(calls.len(), 1);
     drop(held);
     assert!(calls.is_empty());
-    let mut place = any.reserve("alice", 1)?;
-    assert_ready_ok!(spawn(&mut place).poll());
+    let mut reservation = any.reserve("alice", 1)?;
+    assert_ready_ok!(spawn(&mut reservation).poll());
     assert_eq!((calls.len(), calls.available("alice")), (1, 0));
-    drop(place);
+    drop(reservation);
     assert!(calls.is_empty());
     let alice = any.limiter("alice")?;
     drop(alice.try_acquire()?);
@@ -486,14 +486,14 @@ fn a_thread_waits_in_the_queue_of_its_key_until_it_is_served_or_cancelled() {
     });
     drop(ahead);
     // For a key in use, and for an unused key.
-    let place = api.reserve("bob", AllRequest::new()).expect("a reservation");
+    let reservation = api.reserve("bob", AllRequest::new()).expect("a reservation");
     for key in ["alice", "bob"] {
         let exempt = AllRequest::new().exempt();
         assert_eq!(token.run(|| api.blocking_acquire(key)).err(), Some(Refusal::Cancelled.into()));
         assert!(token.run(|| api.blocking_acquire_many(key, exempt.clone())).is_err());
         assert_eq!(api.blocking_acquire_many(key, exempt).map(|permits| permits.permits()), Ok(0));
     }
-    drop(place);
+    drop(reservation);
     let counts = statistics.snapshot();
     assert_eq!((counts.granted, counts.cancelled, counts.exempted, counts.refused()), (3, 6, 2, 0));
 }
@@ -529,9 +529,9 @@ fn threads_that_meet_at_a_key_leave_nothing_behind() {
                         1 => api.for_key(&key).and_then(|all| all.blocking_acquire_many(within())),
                         2 => api.try_acquire_many(&key, [("all", 2)]),
                         _ => {
-                            if let Ok(mut place) = api.reserve(&key, within()) {
-                                place.claim();
-                                place.settle([("user", 2)]).expect("a member");
+                            if let Ok(mut reservation) = api.reserve(&key, within()) {
+                                reservation.claim();
+                                reservation.settle([("user", 2)]).expect("a member");
                             }
                             continue;
                         }
@@ -648,7 +648,7 @@ proptest! {
             Model { common, users, composites }
         };
         let (mut waits, mut held) = (Vec::new(), Vec::new());
-        let mut places = Vec::new();
+        let mut reservations = Vec::new();
         for act in acts {
             match act {
                 Act::Try(key, costs) => {
@@ -669,12 +669,12 @@ proptest! {
                     let (got, refused) = outcome(api.reserve(&key, named(&costs)));
                     let (expected, expected_refusal) = outcome(model.composites[key].reserve(named(&costs)));
                     prop_assert_eq!(refused, expected_refusal);
-                    places.extend(got.zip(expected));
+                    reservations.extend(got.zip(expected));
                 }
                 Act::End(which, used) => match which % 3 {
                     0 if !waits.is_empty() => drop(waits.swap_remove(which % waits.len())),
-                    1 if !places.is_empty() => {
-                        let (mut got, mut expected) = places.swap_remove(which % places.len());
+                    1 if !reservations.is_empty() => {
+                        let (mut got, mut expected) = reservations.swap_remove(which % reservations.len());
                         prop_assert_eq!(got.due_in(), expected.due_in());
                         prop_assert_eq!(got.claim(), expected.claim());
                         prop_assert!(got.settle([("user", used)]).is_ok());
@@ -720,7 +720,7 @@ proptest! {
                 prop_assert_eq!(api.status(&key).waiting, model.composites[key].status().waiting);
             }
         }
-        drop((waits, held, places));
+        drop((waits, held, reservations));
         clock.advance(1000 * SECOND);
         users.sweep();
         prop_assert!(users.is_empty(), "nothing is left of keys that do not wait");

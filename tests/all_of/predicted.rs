@@ -51,33 +51,35 @@ proptest! {
     ) {
         let clock = ManualClock::starting_at(Nanos::from(Duration::from_secs(100)));
         let all = all_of(&policies, &clock);
-        let mut places: Vec<AllReservation<ManualClock>> = Vec::new();
+        let mut reservations: Vec<AllReservation<ManualClock>> = Vec::new();
         for (ask, priority) in asks.into_iter().zip(priorities) {
             let request = request(ask, policies.len()).priority(priority);
             // A request that can never be granted is refused.
-            let Ok(place) = all.reserve(request.clone()) else { continue };
-            let due = place.due_in();
-            drop(place);
+            let Ok(reservation) = all.reserve(request.clone()) else { continue };
+            let due = reservation.due_in();
+            drop(reservation);
             if due > Duration::ZERO {
                 prop_assert!(all.reserve(request.clone().within(due - Duration::from_nanos(1))).is_err());
             }
             prop_assert!(all.reserve(request.clone().within(due)).is_ok());
-            places.push(all.reserve(request)?);
+            reservations.push(all.reserve(request)?);
         }
-        let mut told: Vec<Nanos> =
-            places.iter().map(|place| clock.now().saturating_add(Nanos::from(place.due_in()))).collect();
+        let due_at = |reservation: &AllReservation<ManualClock>| {
+            clock.now().saturating_add(Nanos::from(reservation.due_in()))
+        };
+        let mut told: Vec<Nanos> = reservations.iter().map(due_at).collect();
         while let Some(next) = told.iter().min().copied() {
             if next > clock.now() {
                 clock.set(Nanos::new(next.as_u64() - 1));
-                prop_assert!(places.iter_mut().all(|place| poll(place).is_pending()));
+                prop_assert!(reservations.iter_mut().all(|reservation| poll(reservation).is_pending()));
                 clock.set(next);
             }
-            for index in (0..places.len()).rev() {
-                let granted = poll(&mut places[index]);
+            for index in (0..reservations.len()).rev() {
+                let granted = poll(&mut reservations[index]);
                 prop_assert_eq!(granted.is_ready(), told[index] == next, "{:?}", granted);
                 if let Poll::Ready(granted) = granted {
                     prop_assert!(granted.is_ok());
-                    drop(places.remove(index));
+                    drop(reservations.remove(index));
                     told.remove(index);
                 }
             }

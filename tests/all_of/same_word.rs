@@ -177,15 +177,15 @@ fn single() -> World {
             std::future::ready(d.blocking_acquire_many(says))
         }),
         call("reserve", Kind::Waits, move |says| {
-            let place = e.reserve(says);
-            async move { place?.await }
+            let reservation = e.reserve(says);
+            async move { reservation?.await }
         }),
         call("reserve, settle", Kind::Waits, move |says| {
-            let place = f.reserve(says);
+            let reservation = f.reserve(says);
             async move {
-                let mut place = place?;
-                let waited = (&mut place).await?;
-                place.settle(1);
+                let mut reservation = reservation?;
+                let waited = (&mut reservation).await?;
+                reservation.settle(1);
                 Ok::<_, Refusal>(waited)
             }
         }),
@@ -209,8 +209,8 @@ fn keyed() -> World {
             std::future::ready(c.blocking_acquire_many(&1, says))
         }),
         call("reserve", Kind::Waits, move |says| {
-            let place = d.reserve(&1, says);
-            async move { place?.await }
+            let reservation = d.reserve(&1, says);
+            async move { reservation?.await }
         }),
     ];
     World { clock, control: Box::new(limiter), statistics, calls }
@@ -225,15 +225,15 @@ fn calls_of(all: impl Fn() -> AllOf<ManualClock> + Clone + 'static) -> Vec<Call>
             std::future::ready(c().blocking_acquire_many(says))
         }),
         call("reserve", Kind::Waits, move |says| {
-            let place = d().reserve(says);
-            async move { place?.await }
+            let reservation = d().reserve(says);
+            async move { reservation?.await }
         }),
         call("reserve, settle", Kind::Waits, move |says| {
-            let place = e().reserve(says);
+            let reservation = e().reserve(says);
             async move {
-                let mut place = place?;
-                let waited = (&mut place).await?;
-                place.settle([("a", 1)])?;
+                let mut reservation = reservation?;
+                let waited = (&mut reservation).await?;
+                reservation.settle([("a", 1)])?;
                 Ok::<_, AllRefusal>(waited)
             }
         }),
@@ -266,8 +266,8 @@ fn several_of_a_key() -> World {
             async move { api.acquire_many(&1, says).await }
         }),
         call("of a key: reserve", Kind::Waits, move |says| {
-            let place = c.reserve(&1, says);
-            async move { place?.await }
+            let reservation = c.reserve(&1, says);
+            async move { reservation?.await }
         }),
     ]);
     World { clock, control: Box::new(limiter), statistics, calls }
@@ -387,13 +387,13 @@ fn an_exempt_reservation_charges_nothing_when_it_is_settled() {
     let all = AllOf::new("a", &limiter).with("b", &ample(&clock));
     let full = || limiter.status().full_in;
     for claims in [false, true] {
-        let mut place = limiter.reserve(Request::permits(1).exempt()).expect("exempt");
-        assert_eq!(claims && place.claim(), claims);
-        place.settle(2);
+        let mut reservation = limiter.reserve(Request::permits(1).exempt()).expect("exempt");
+        assert_eq!(claims && reservation.claim(), claims);
+        reservation.settle(2);
         assert_eq!(full(), Duration::ZERO, "RateLimiter, claimed: {claims}");
-        let mut place = all.reserve(AllRequest::new().exempt()).expect("exempt");
-        assert_eq!(claims && place.claim(), claims);
-        place.settle([("a", 2)]).expect("a member");
+        let mut reservation = all.reserve(AllRequest::new().exempt()).expect("exempt");
+        assert_eq!(claims && reservation.claim(), claims);
+        reservation.settle([("a", 2)]).expect("a member");
         assert_eq!(full(), Duration::ZERO, "AllOf, claimed: {claims}");
     }
 }

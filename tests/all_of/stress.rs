@@ -76,10 +76,12 @@ fn all_bounds_hold_among_threads() {
                 }
                 _ => match one.reserve(AllRequest::new().cost("bucket", 4).within(Duration::ZERO)) {
                     // Given back at once: for that moment it counts as taken.
-                    Ok(mut place) => match place.claim() && place.settle([("bucket", 4)]).is_ok() {
-                        true => (4, 1),
-                        false => (0, 0),
-                    },
+                    Ok(mut reservation) => {
+                        match reservation.claim() && reservation.settle([("bucket", 4)]).is_ok() {
+                            true => (4, 1),
+                            false => (0, 0),
+                        }
+                    }
                     Err(_) => (0, 0),
                 },
             };

@@ -69,12 +69,12 @@ fn a_waiter_takes_what_all_have_at_its_turn() {
     clock.jump(2200 * MS);
     assert_eq!(assert_ready_ok!(wait.poll()).permits(), 12);
     assert_eq!((left(&small), left(&large)), (10, 0));
-    let mut place = all.reserve(request).expect("a reservation");
+    let mut reservation = all.reserve(request).expect("a reservation");
     clock.jump(1000 * MS);
-    assert!(place.claim());
-    assert_eq!(place.costs().collect::<Vec<_>>(), [("small", 10), ("large", 10)]);
+    assert!(reservation.claim());
+    assert_eq!(reservation.costs().collect::<Vec<_>>(), [("small", 10), ("large", 10)]);
     assert_eq!((left(&small), left(&large)), (10, 0));
-    place.settle([("small", 4), ("large", 0)]).expect("members");
+    reservation.settle([("small", 4), ("large", 0)]).expect("members");
     assert_eq!((left(&small), left(&large)), (16, 10));
 }
 

@@ -38,15 +38,15 @@ fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
     let refusal = assert_ready!(spawn(both.acquire_many(request().within(2 * SECOND))).poll()).err();
     assert_eq!(refusal, Some(limited(8 * SECOND)));
     assert_eq!(both.try_acquire_many(request()).err(), Some(limited(10 * SECOND)));
-    let mut place = both.reserve(request()).expect("a reservation");
-    assert_eq!(place.due_in(), 10 * SECOND);
+    let mut reservation = both.reserve(request()).expect("a reservation");
+    assert_eq!(reservation.due_in(), 10 * SECOND);
     let mut within = waiting_for_all(both.acquire_many(request().within(10 * SECOND)));
     clock.advance(10 * SECOND - NANOSECOND);
-    assert!(!place.claim());
+    assert!(!reservation.claim());
     assert_pending!(first.poll());
     clock.advance(NANOSECOND);
     assert!(assert_ready!(first.poll()).is_ok());
-    assert!(place.claim());
+    assert!(reservation.claim());
     assert!(assert_ready!(within.poll()).is_ok());
 }
 
@@ -105,21 +105,21 @@ fn line(
     let (last, others) = asked.split_last().expect("some");
     let request =
         |(costs, priority): &Asked| AllRequest::from_iter(all.names().zip(*costs)).priority(*priority);
-    let place = |asked: &Asked| (asked.1, all.reserve(request(asked)).expect("a reservation"));
-    let mut places: Vec<_> = others.iter().map(place).collect();
-    places.retain_mut(|(_, place)| !place.claim());
-    if !places.is_empty() {
-        drop(places.remove(leaves % places.len()));
-        places.retain_mut(|(_, place)| !place.claim());
+    let reserve = |asked: &Asked| (asked.1, all.reserve(request(asked)).expect("a reservation"));
+    let mut reservations: Vec<_> = others.iter().map(reserve).collect();
+    reservations.retain_mut(|(_, reservation)| !reservation.claim());
+    if !reservations.is_empty() {
+        drop(reservations.remove(leaves % reservations.len()));
+        reservations.retain_mut(|(_, reservation)| !reservation.claim());
     }
     // A new request is refused with the time of its reservation.
     let refused = all.try_acquire_many(request(last)).err();
     if let Some(told) = refused.and_then(|refusal| refusal.retry_after()) {
-        places.push(place(last));
-        assert_eq!(places.last().map(|(_, place)| place.due_in()), Some(told));
+        reservations.push(reserve(last));
+        assert_eq!(reservations.last().map(|(_, reservation)| reservation.due_in()), Some(told));
     }
-    places.sort_by_key(|(priority, _)| -*priority);
-    places.into_iter().map(|(_, place)| (place.due_in(), place)).collect()
+    reservations.sort_by_key(|(priority, _)| -*priority);
+    reservations.into_iter().map(|(_, reservation)| (reservation.due_in(), reservation)).collect()
 }
 
 proptest! {
@@ -136,14 +136,14 @@ proptest! {
             [policy, ample(), ample()].map(|policy| RateLimiter::with_clock(policy, clock.clone()));
         let all = AllOf::new("a", &a).with("b", &b).with("c", &c);
         let mut now = Duration::ZERO;
-        for (due, mut place) in line(&all, &asked, leaves) {
+        for (due, mut reservation) in line(&all, &asked, leaves) {
             if due > now {
                 clock.advance(due - now - NANOSECOND);
-                prop_assert!(!place.claim(), "predicted for {due:?}");
+                prop_assert!(!reservation.claim(), "predicted for {due:?}");
                 clock.advance(NANOSECOND);
                 now = due;
             }
-            prop_assert!(place.claim(), "predicted for {due:?}");
+            prop_assert!(reservation.claim(), "predicted for {due:?}");
         }
     }
 

@@ -21,7 +21,7 @@ fn replay(name: &str, ops: &[&str]) -> Result<Report, Box<dyn std::error::Error>
 }
 
 #[test]
-fn a_recording_that_differs_is_reported_with_its_place() -> Result<(), Box<dyn std::error::Error>> {
+fn a_recording_that_differs_is_reported_with_its_position() -> Result<(), Box<dyn std::error::Error>> {
     let report = replay(
         "go-differs",
         &[

@@ -29,7 +29,7 @@ fn floats_are_read_as_they_are_written() -> Result<(), serde_json::Error> {
 }
 
 #[test]
-fn a_recording_that_differs_is_reported_with_its_place() -> Result<(), Box<dyn std::error::Error>> {
+fn a_recording_that_differs_is_reported_with_its_position() -> Result<(), Box<dyn std::error::Error>> {
     let trace = r#"{"id":"a","class":"normal","kind":"bursty","params":{"permits_per_second":5.0,"max_burst_seconds":1.0},
         "start_us":0,"ops":[{"op":"acquire","n":1,"at_us":0,"wait_us":0},{"op":"acquire","n":1,"at_us":0,"wait_us":7}]}"#;
     let content = trace.replace('\n', " ") + "\nnonsense\n";

@@ -12,7 +12,7 @@ fn every_recording_is_met() -> Result<(), String> {
 }
 
 #[test]
-fn a_recording_that_differs_is_reported_with_its_place() -> Result<(), Box<dyn std::error::Error>> {
+fn a_recording_that_differs_is_reported_with_its_position() -> Result<(), Box<dyn std::error::Error>> {
     let run = |events: &str| {
         let zone = r#"{"milli_rps":10000,"burst":1,"delay":0}"#;
         let first = r#"{"at_ms":0,"seen_ms":0,"verdict":"passed","held_ms":0}"#;

@@ -34,8 +34,8 @@ fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, O
         let at = Nanos::new(arrives * MS);
         // Serves the waiters that become due meanwhile, each at its own time.
         clock.advance(at.saturating_since(clock.now()).as_duration());
-        let place = limiter.reserve(n);
-        let due = place.as_ref().ok().map(|place| at.as_u64() + nanos(place.due_in()));
+        let reservation = limiter.reserve(n);
+        let due = reservation.as_ref().ok().map(|reservation| at.as_u64() + nanos(reservation.due_in()));
         match (due, passes) {
             (None, None) => {}
             #[allow(clippy::cast_precision_loss)]
@@ -43,8 +43,8 @@ fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, O
             _ => panic!("{row:?} of {count}/s: due at {due:?} ns"),
         }
         // In the queue, or refused.
-        waiting.extend(place.ok().map(|place: Reservation<_, _>| spawn(place)));
-        waiting.retain_mut(|place| place.poll().is_pending());
+        waiting.extend(reservation.ok().map(|reservation: Reservation<_, _>| spawn(reservation)));
+        waiting.retain_mut(|reservation| reservation.poll().is_pending());
     }
 }
 
@@ -343,8 +343,8 @@ fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
         waiting.push((at, spawn(limiter.acquire_owned(Request::permits(1).within(within)))));
         // One more step at a time, so that each future is polled when it is woken.
         for _ in 0..20 {
-            waiting.retain_mut(|(arrived, place)| {
-                if let Poll::Ready(answer) = place.poll() {
+            waiting.retain_mut(|(arrived, reservation)| {
+                if let Poll::Ready(answer) = reservation.poll() {
                     passed.extend(answer.ok().map(|grant| (*arrived, *arrived + nanos(grant.waited()))));
                     return false;
                 }

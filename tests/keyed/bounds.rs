@@ -59,7 +59,7 @@ fn permits_are_bounded_too() -> Result<(), Refusal> {
     for key in 0..3 {
         keys.try_acquire_many(&key, 5)?;
     }
-    let _place = keys.reserve(&0, 4)?;
+    let _reservation = keys.reserve(&0, 4)?;
     assert_eq!(keys.reserve(&1, 3).err(), full(300 * MS));
     let _other = keys.reserve(&1, 2)?;
     assert_eq!(keys.reserve(&2, 1).err(), full(100 * MS));
@@ -90,7 +90,7 @@ fn waiters_that_share_a_limiter_count() -> Result<(), Refusal> {
     keys.set_max_waiting(1, u64::MAX);
     keys.try_acquire(&0)?;
     keys.try_acquire(&1)?;
-    let _place = keys.reserve(&1, 1)?;
+    let _reservation = keys.reserve(&1, 1)?;
     assert_eq!(keys.reserve(&0, 1).err(), full(100 * MS));
     Ok(())
 }

@@ -215,7 +215,7 @@ fn a_capacity_can_be_changed() -> Result<(), Box<dyn Error>> {
     keys.try_acquire(&1)?;
     assert!(keys.reserve(&1, 1).is_err());
     keys.change_all(Change::default().capacity(1))?;
-    let _place = keys.reserve(&1, 1)?;
+    let _reservation = keys.reserve(&1, 1)?;
     assert!(keys.reserve(&1, 1).is_err());
     Ok(())
 }

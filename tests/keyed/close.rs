@@ -30,7 +30,7 @@ fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
             .collect();
         waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
         let held = keys.limiter(&60)?;
-        let mut place = keys.reserve(&61, 1)?;
+        let mut reservation = keys.reserve(&61, 1)?;
         let blocked = thread::spawn({
             let keys = keys.clone();
             move || keys.blocking_acquire(&62)
@@ -45,7 +45,7 @@ fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
             assert_eq!(assert_ready!(wait.poll()), Err(Refusal::Closed));
         }
         assert_eq!(blocked.join().expect("no panic"), Err(Refusal::Closed));
-        assert_eq!(place.blocking_claim(), Err(Refusal::Closed));
+        assert_eq!(reservation.blocking_claim(), Err(Refusal::Closed));
         assert_eq!(held.try_acquire(), Err(Refusal::Closed));
         // Known, waiting and new keys.
         for key in [99, 0, 60, 200, 201] {

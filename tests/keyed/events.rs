@@ -330,7 +330,7 @@ proptest! {
             (key, limiter)
         };
         let all: HashMap<u64, _> = (0..3).map(plain).collect();
-        let (mut waiting, mut places) = (Vec::<(Future, Future)>::new(), Vec::new());
+        let (mut waiting, mut reservations) = (Vec::<(Future, Future)>::new(), Vec::new());
         let wait = |mut one: Future, mut other: Future, waiting: &mut Vec<_>| {
             let answer = poll(&mut one);
             assert_eq!(answer, poll(&mut other));
@@ -364,15 +364,15 @@ proptest! {
                     wait(one, Box::pin(async move { plain.acquire_many(request).await }), &mut waiting);
                 }
                 Act::Reserve(key, n) => match (keys.reserve(&key, n), all[&key].reserve(n)) {
-                    (Ok(one), Ok(other)) => places.push((one, other)),
+                    (Ok(one), Ok(other)) => reservations.push((one, other)),
                     (one, other) => prop_assert_eq!(one.err(), other.err()),
                 },
                 Act::Drop(i) => {
                     drop((i < waiting.len()).then(|| waiting.remove(i)));
-                    drop((i < places.len()).then(|| places.remove(i)));
+                    drop((i < reservations.len()).then(|| reservations.remove(i)));
                 }
                 Act::Claim(i) => {
-                    if let Some((one, other)) = places.get_mut(i) {
+                    if let Some((one, other)) = reservations.get_mut(i) {
                         prop_assert_eq!(one.claim(), other.claim());
                     }
                 }

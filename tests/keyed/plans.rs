@@ -136,7 +136,7 @@ fn a_change_of_all_keys_is_for_keys_without_a_plan() {
 }
 
 #[test]
-fn waiting_requests_keep_their_places() {
+fn waiting_requests_keep_their_positions() {
     let (keys, map, clock) = planned("token_bucket 1/min burst 1", 10);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waits = [spawn(keys.acquire(&1)), spawn(keys.acquire(&1))];

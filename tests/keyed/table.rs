@@ -99,7 +99,7 @@ fn keys_without_room_share_one_limiter() {
 }
 
 #[test]
-fn the_freshest_gives_up_its_place() {
+fn the_freshest_gives_up_its_slot() {
     let (keys, clock) = one_per_second(2, WhenKeysFull::EvictLeastUsed);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     clock.advance(500 * MS);
@@ -486,10 +486,10 @@ fn an_exempt_reservation_passes_and_adds_no_key() -> Result<(), Refusal> {
         let statistics = Arc::new(Statistics::new());
         let keys = keys.observed_by(statistics.clone());
         let pass = |key, n| {
-            let mut place = keys.reserve(&key, Request::permits(n).exempt())?;
-            assert_eq!(place.due_in(), Duration::ZERO);
-            assert_eq!(place.blocking_claim()?.permits(), 0);
-            place.settle(n);
+            let mut reservation = keys.reserve(&key, Request::permits(n).exempt())?;
+            assert_eq!(reservation.due_in(), Duration::ZERO);
+            assert_eq!(reservation.blocking_claim()?.permits(), 0);
+            reservation.settle(n);
             Ok::<_, Refusal>(())
         };
         [0, 1, 1000].into_iter().try_for_each(|n| pass(1, n))?;

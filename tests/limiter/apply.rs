@@ -125,7 +125,7 @@ fn a_configuration_that_is_no_policy_changes_nothing() {
 }
 
 #[test]
-fn waiters_keep_their_places() -> Result<(), ConfigError> {
+fn waiters_keep_their_positions() -> Result<(), ConfigError> {
     let (limiter, clock) = limiter("token_bucket 1/h burst 3 start_with 0");
     let ask = |n: u32| limiter.acquire_owned(Request::permits(n));
     let (mut first, mut second, mut large) = (spawn(ask(1)), spawn(ask(2)), spawn(ask(3)));

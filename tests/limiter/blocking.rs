@@ -31,13 +31,13 @@ fn threads_and_tasks_wait_in_one_line() {
     let (done, order) = mpsc::channel();
     thread::scope(|scope| {
         let mut first = waiting(&limiter);
-        for (name, place) in [("second", 1), ("third", 2)] {
+        for (name, position) in [("second", 1), ("third", 2)] {
             let (done, limiter) = (done.clone(), &limiter);
             scope.spawn(move || {
                 limiter.blocking_acquire().expect("a permit");
                 done.send(name).expect("the test listens");
             });
-            until_waiting(limiter, place + 1);
+            until_waiting(limiter, position + 1);
         }
         let mut fourth = waiting(&limiter);
         clock.advance(SECOND);
@@ -110,7 +110,7 @@ fn threads_wait_for_their_reservations_by_the_systems_clock() {
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 1), SystemClock::new());
     limiter.try_acquire().expect("the burst");
     let (mut first, mut second) =
-        (limiter.reserve(1).expect("a place"), limiter.reserve(1).expect("a place"));
+        (limiter.reserve(1).expect("a reservation"), limiter.reserve(1).expect("a reservation"));
     thread::scope(|scope| {
         let second = scope.spawn(|| second.blocking_claim());
         let first = scope.spawn(|| first.blocking_claim());
@@ -118,6 +118,6 @@ fn threads_wait_for_their_reservations_by_the_systems_clock() {
         assert!(second.join().expect("no panic").is_ok());
     });
     let all = AllOf::new("one", &limiter);
-    let mut place = all.reserve([("one", 1)]).expect("a place");
-    assert!(place.blocking_claim().is_ok());
+    let mut reservation = all.reserve([("one", 1)]).expect("a reservation");
+    assert!(reservation.blocking_claim().is_ok());
 }

@@ -93,33 +93,33 @@ impl World {
             }
             Act::Estimate(n) => {
                 if let Ok(estimate) = estimate(&self.limiter, n) {
-                    let place = self.note(n);
-                    self.open.push(Open::Estimate(estimate, place));
+                    let noted = self.note(n);
+                    self.open.push(Open::Estimate(estimate, noted));
                 }
             }
             Act::Settle(index, used) => {
                 if let Some(Open::Estimate(..)) = self.open.get(index % count)
-                    && let Open::Estimate(estimate, place) = self.open.swap_remove(index % count)
+                    && let Open::Estimate(estimate, noted) = self.open.swap_remove(index % count)
                 {
                     let used = used.min(estimate.permits());
                     estimate.settle(used);
-                    self.history[place].1 = used;
+                    self.history[noted].1 = used;
                 }
             }
             Act::Reserve(n) => {
                 if let Ok(reservation) = self.limiter.reserve(n) {
                     self.clock.advance(reservation.due_in());
                     assert_eq!(reservation.due_in(), Duration::ZERO);
-                    let place = self.note(n);
-                    self.open.push(Open::Reservation(reservation, place));
+                    let noted = self.note(n);
+                    self.open.push(Open::Reservation(reservation, noted));
                 }
             }
             Act::Drop(index) => {
                 if let Some(Open::Reservation(..)) = self.open.get(index % count)
-                    && let Open::Reservation(reservation, place) = self.open.swap_remove(index % count)
+                    && let Open::Reservation(reservation, noted) = self.open.swap_remove(index % count)
                 {
                     drop(reservation);
-                    self.history[place].1 = 0;
+                    self.history[noted].1 = 0;
                 }
             }
             Act::AllOf(n) => assert!(self.all.try_acquire_many([("limiter", n)]).is_err()),
@@ -198,17 +198,18 @@ proptest! {
         let mut line: Vec<_> = sizes.iter().map(|n| limiter.reserve(*n).expect("it fits")).collect();
         drop(line.remove(dropped % line.len()));
         let now = clock.now();
-        let due: Vec<_> = line.iter().map(|place| now.saturating_add(place.due_in().into())).collect();
+        let due: Vec<_> =
+            line.iter().map(|reservation| now.saturating_add(reservation.due_in().into())).collect();
         let newcomer = limiter.try_acquire_many(n).err().and_then(Refusal::retry_after);
         let last = due.last().copied().unwrap_or(now);
-        for (mut place, due) in line.into_iter().zip(due) {
+        for (mut reservation, due) in line.into_iter().zip(due) {
             let span = |until: Nanos| until.saturating_since(clock.now()).as_duration();
             if due > clock.now() {
                 clock.advance(span(Nanos::new(due.as_u64() - 1)));
-                prop_assert!(!place.claim(), "due at {}, and it is {}", due, clock.now());
+                prop_assert!(!reservation.claim(), "due at {}, and it is {}", due, clock.now());
                 clock.advance(span(due));
             }
-            prop_assert!(place.claim(), "due at {}", due);
+            prop_assert!(reservation.claim(), "due at {}", due);
         }
         if let Some(retry_after) = newcomer {
             let due = now.saturating_add(retry_after.into());
@@ -262,9 +263,9 @@ fn waiters_follow_a_change_of_any_of_the_two() -> Result<(), Box<dyn std::error:
 #[test]
 fn an_estimate_outlives_a_change_of_the_other_policy() -> Result<(), Box<dyn std::error::Error>> {
     let (limiter, _) = ten_and_hundred();
-    let place = estimate(&limiter, 10)?;
+    let reservation = estimate(&limiter, 10)?;
     limiter.change(Change::rate(Rate::per_minute(50)).part(1))?;
-    place.settle(4);
+    reservation.settle(4);
     assert_eq!(limiter.status().available, 6, "of the second");
     Ok(())
 }
@@ -308,8 +309,8 @@ fn threads_leave_what_they_used_and_no_more() {
                             let mut used = 0;
                             for round in 0..200 {
                                 if round % 10 < 2 {
-                                    if let Ok(place) = estimate(&limiter, n + 3) {
-                                        place.settle(n);
+                                    if let Ok(reservation) = estimate(&limiter, n + 3) {
+                                        reservation.settle(n);
                                         used += u64::from(n);
                                     }
                                 } else if limiter.try_acquire_many(n).is_ok() {

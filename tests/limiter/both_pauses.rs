@@ -123,24 +123,24 @@ fn play(kinds: [&str; 2], acts: &[Act]) -> Result<(), TestCaseError> {
             }
             Act::Wait(n) => {
                 let expected = due_in(&history, n);
-                let mut place = match limiter.reserve(n) {
-                    Ok(place) => place,
+                let mut reservation = match limiter.reserve(n) {
+                    Ok(reservation) => reservation,
                     Err(never) => {
                         prop_assert_eq!(told(Err::<(), _>(never)), expected, "{}", context);
                         continue;
                     }
                 };
-                prop_assert_eq!(place.due_in(), expected, "{}", context);
+                prop_assert_eq!(reservation.due_in(), expected, "{}", context);
                 if expected < Duration::from_secs(60) {
                     if !expected.is_zero() {
                         clock.advance(expected - Duration::from_nanos(1));
-                        prop_assert!(!place.claim(), "{}", context);
+                        prop_assert!(!reservation.claim(), "{}", context);
                         clock.advance(Duration::from_nanos(1));
                     }
-                    prop_assert!(place.claim(), "{}", context);
+                    prop_assert!(reservation.claim(), "{}", context);
                     history.push(Act::Pass(expected.as_nanos().try_into().expect("short")));
                     history.push(Act::Take(n));
-                    place.settle(n);
+                    reservation.settle(n);
                 }
             }
             Act::Pause(span, keeps) => limiter.pause(pause(span, keeps)),
@@ -156,9 +156,9 @@ fn play(kinds: [&str; 2], acts: &[Act]) -> Result<(), TestCaseError> {
             history.push(act);
         }
         while let Some(due) = open.iter().position(|(at, ..)| *at <= index) {
-            let (_, estimate, used, place) = open.swap_remove(due);
+            let (_, estimate, used, noted) = open.swap_remove(due);
             estimate.settle(used);
-            history[place] = Act::Take(used);
+            history[noted] = Act::Take(used);
         }
         let expected = each(&history).map(|alone| numbers(alone.status()));
         prop_assert_eq!(numbers(limiter.status()), stricter(expected), "{} {:?}", context, expected);

@@ -76,10 +76,10 @@ fn an_observer_is_notified_of_a_call_under_a_cancelled_token() {
     };
     assert_eq!((told(&of_one), told(&of_both)), ((1, 0, 0), (1, 0, 0)));
     // A reservation keeps its position, and is reported when it is claimed.
-    let mut place = limiter.reserve(1).expect("a place");
-    assert_eq!(token.run(|| place.blocking_claim()), Err(Refusal::Cancelled));
+    let mut reservation = limiter.reserve(1).expect("a reservation");
+    assert_eq!(token.run(|| reservation.blocking_claim()), Err(Refusal::Cancelled));
     assert_eq!(told(&of_one), (1, 0, 0));
-    assert!(place.claim());
+    assert!(reservation.claim());
     assert_eq!(told(&of_one), (1, 1, 0));
 }
 
@@ -135,8 +135,9 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
     let calls = CountingLimit::new(1);
     let permit = calls.try_acquire()?;
     let in_use = AllOf::<ManualClock>::new("limiter", &limiter).with_counting("calls", &calls);
-    let mut places = (limiter.reserve(1)?, all.reserve([])?);
-    let [mut any_place, mut any_alone] = [any.reserve(1)?, AnyLimiter::new(limiter.clone()).reserve(1)?];
+    let mut reservations = (limiter.reserve(1)?, all.reserve([])?);
+    let [mut any_reservation, mut any_alone] =
+        [any.reserve(1)?, AnyLimiter::new(limiter.clone()).reserve(1)?];
     let mut any_call = AnyLimiter::from(calls.clone()).reserve(1)?;
     let token = &CancelToken::new();
     thread::scope(|scope| {
@@ -146,16 +147,16 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
         let of_any = scope.spawn(|| token.run(|| any.blocking_acquire_many(1)));
         let of_calls = scope.spawn(|| token.run(|| calls.blocking_acquire_many(1)));
         let of_both = scope.spawn(|| token.run(|| in_use.blocking_acquire()));
-        // Its place, the thread, and perhaps the place of a composite.
+        // Its reservation, the thread, and perhaps the reservation of a composite.
         until_at_least(2, || limiter.status().waiting);
         until(4, || all.status().waiting);
         until(1, || in_use.status().waiting);
         until_at_least(1, || calls.status().waiting);
-        let (place, all_place) = (&mut places.0, &mut places.1);
-        let claim = scope.spawn(move || token.run(|| place.blocking_claim()));
-        let all_claim = scope.spawn(move || token.run(|| all_place.blocking_claim()));
-        let any_claims = [&mut any_place, &mut any_alone, &mut any_call]
-            .map(|place| scope.spawn(|| token.run(|| place.blocking_claim())));
+        let (reservation, all_reservation) = (&mut reservations.0, &mut reservations.1);
+        let claim = scope.spawn(move || token.run(|| reservation.blocking_claim()));
+        let all_claim = scope.spawn(move || token.run(|| all_reservation.blocking_claim()));
+        let any_claims = [&mut any_reservation, &mut any_alone, &mut any_call]
+            .map(|reservation| scope.spawn(|| token.run(|| reservation.blocking_claim())));
         token.cancel();
         assert_eq!(plain.join().expect("no panic"), Err(Refusal::Cancelled));
         assert_eq!(of_all.join().expect("no panic").map(drop), Err(cancelled.clone()));
@@ -168,7 +169,7 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
             assert_eq!(claim.join().expect("no panic"), Err(cancelled.clone()));
         }
     });
-    // Nothing waits but the places, and nothing is in use but the permit.
+    // Nothing waits but the reservations, and nothing is in use but the permit.
     assert_eq!((all.status().waiting, in_use.status().waiting), (2, 0));
     drop(permit);
     assert!(any_call.blocking_claim().is_ok());
@@ -176,10 +177,10 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
     drop(any_call);
     assert_eq!((calls.available(), calls.status().waiting), (1, 0));
     clock.advance(2 * SECOND);
-    assert!(places.0.claim() && places.1.claim());
-    for place in [&mut any_alone, &mut any_place] {
+    assert!(reservations.0.claim() && reservations.1.claim());
+    for reservation in [&mut any_alone, &mut any_reservation] {
         clock.advance(2 * SECOND);
-        assert!(place.blocking_claim().is_ok());
+        assert!(reservation.blocking_claim().is_ok());
     }
     Ok(())
 }
@@ -246,7 +247,7 @@ fn a_scope_ends_with_a_panic() {
 }
 
 /// By the system's clock, the first blocked thread looks at the time for all. When its wait is
-/// ended, the next thread does, also behind a reservation that keeps its place.
+/// ended, the next thread does, also behind a reservation that keeps its position.
 #[test]
 fn a_thread_behind_a_cancelled_one_is_served() {
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(20), 1), SystemClock::new());
@@ -254,9 +255,9 @@ fn a_thread_behind_a_cancelled_one_is_served() {
         let token = CancelToken::new();
         limiter.drain();
         limiter.pause_for(Duration::MAX);
-        let mut place = limiter.reserve(1).expect("a place");
+        let mut reservation = limiter.reserve(1).expect("a reservation");
         thread::scope(|scope| {
-            let first = scope.spawn(|| token.run(|| place.blocking_claim()));
+            let first = scope.spawn(|| token.run(|| reservation.blocking_claim()));
             let second = scope.spawn(|| token.run(|| limiter.blocking_acquire()));
             until(2, || limiter.status().waiting);
             let third = scope.spawn(|| limiter.blocking_acquire());
@@ -272,7 +273,7 @@ fn a_thread_behind_a_cancelled_one_is_served() {
             );
             assert!(third.join().expect("no panic").is_ok());
         });
-        assert!(place.blocking_claim().is_ok());
+        assert!(reservation.blocking_claim().is_ok());
     }
 }
 

@@ -21,7 +21,7 @@ fn all_waiters_are_refused_at_once() -> Result<(), Refusal> {
     // More waiters than are refused under one lock.
     let mut waits: Vec<_> = (0..3000).map(|_| spawn(limiter.acquire())).collect();
     waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
-    let (mut place, mut other) = (limiter.reserve(1)?, limiter.reserve(1)?);
+    let (mut reservation, mut other) = (limiter.reserve(1)?, limiter.reserve(1)?);
     let blocked = thread::spawn({
         let limiter = limiter.clone();
         move || limiter.blocking_acquire()
@@ -37,8 +37,8 @@ fn all_waiters_are_refused_at_once() -> Result<(), Refusal> {
         assert_eq!(assert_ready!(wait.poll()), Err(Refusal::Closed));
     }
     assert_eq!(blocked.join().expect("no panic"), Err(Refusal::Closed));
-    assert_eq!(place.due_in(), Duration::MAX);
-    assert!(!place.claim());
+    assert_eq!(reservation.due_in(), Duration::MAX);
+    assert!(!reservation.claim());
     assert_eq!(other.blocking_claim(), Err(Refusal::Closed));
     let status = limiter.status();
     assert_eq!((status.available, status.waiting, status.next_in), (0, 0, Duration::MAX));
@@ -81,11 +81,11 @@ fn a_grant_from_before_stays() -> Result<(), Refusal> {
     limiter.try_acquire()?;
     let mut wait = spawn(limiter.acquire());
     assert_pending!(wait.poll());
-    let mut place = limiter.reserve(1)?;
+    let mut reservation = limiter.reserve(1)?;
     clock.advance(2 * SECOND);
     limiter.close();
     assert_eq!(assert_ready_ok!(wait.poll()).permits(), 1);
-    assert!(place.claim());
+    assert!(reservation.claim());
     Ok(())
 }
 

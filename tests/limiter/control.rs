@@ -185,7 +185,7 @@ fn as_many_make_room_as_need_to_or_none() {
 }
 
 #[test]
-fn a_reservation_keeps_its_place_in_a_full_queue() {
+fn a_reservation_keeps_its_position_in_a_full_queue() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut reservation = limiter.reserve(1).expect("a reservation");

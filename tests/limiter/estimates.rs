@@ -78,9 +78,9 @@ fn an_estimate_waits_in_line_and_its_dropped_wait_leaves_no_trace() -> Result<()
 fn settled_without_being_claimed_an_estimate_leaves_the_line_and_is_charged() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     limiter.try_acquire_many(10)?;
-    let (place, mut wait) = (limiter.reserve(5)?, spawn(limiter.acquire()));
+    let (reservation, mut wait) = (limiter.reserve(5)?, spawn(limiter.acquire()));
     assert_pending!(wait.poll());
-    place.settle(2);
+    reservation.settle(2);
     clock.advance(299 * MS);
     assert_pending!(wait.poll());
     clock.advance(MS);
@@ -117,11 +117,11 @@ fn an_estimate_is_refused_within_its_time_and_passes_exempt() -> Result<(), Refu
 fn a_thread_waits_for_an_estimate() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     limiter.try_acquire_many(10)?;
-    let mut place = limiter.reserve(5)?;
+    let mut reservation = limiter.reserve(5)?;
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let waited = place.blocking_claim();
-            place.settle(1);
+            let waited = reservation.blocking_claim();
+            reservation.settle(1);
             waited
         });
         while limiter.status().waiting == 0 {

@@ -203,9 +203,9 @@ fn advancing_serves_blocked_threads_at_their_own_times() {
     let (limiter, clock) = one_per_second();
     thread::scope(|scope| {
         let blocked: Vec<_> = (1..=2)
-            .map(|place| {
+            .map(|position| {
                 let thread = scope.spawn(|| limiter.blocking_acquire());
-                while limiter.status().waiting < place {
+                while limiter.status().waiting < position {
                     thread::yield_now();
                 }
                 thread

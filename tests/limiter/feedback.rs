@@ -95,7 +95,7 @@ fn draining_takes_the_permits_that_a_request_waits_for() {
     let clock = ManualClock::new();
     let limiter =
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
-    let reservation = limiter.reserve(5).expect("a place");
+    let reservation = limiter.reserve(5).expect("a reservation");
     clock.advance(3 * SECOND);
     assert_eq!(limiter.drain(), 3);
     assert_eq!(reservation.due_in(), 5 * SECOND);
@@ -108,7 +108,7 @@ fn lowering_takes_permits_that_a_request_saves_up_for() {
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
     let mut soon = spawn(limiter.acquire_many(Request::permits(5).within(5 * SECOND)));
     assert_pending!(soon.poll());
-    let reservation = limiter.reserve(1).expect("a place");
+    let reservation = limiter.reserve(1).expect("a reservation");
     clock.advance(3 * SECOND);
     assert_eq!(limiter.keep_at_most(3), 0);
     assert_eq!(reservation.due_in(), 3 * SECOND);
@@ -131,7 +131,7 @@ fn lowering_leaves_granted_permits_alone() {
     drop(wait);
     // Undone permits come on top.
     assert_eq!(limiter.status().available, 3);
-    let mut estimate = limiter.reserve(3).expect("a place");
+    let mut estimate = limiter.reserve(3).expect("a reservation");
     assert!(estimate.claim());
     assert_eq!(limiter.keep_at_most(1), 0);
     estimate.settle(1);
@@ -238,7 +238,7 @@ fn every_call_is_reported_once_when_it_ends() {
     );
     let mut first = waiting(&limiter);
     let second = waiting(&limiter);
-    let mut reservation = limiter.reserve(3).expect("a place");
+    let mut reservation = limiter.reserve(3).expect("a reservation");
     assert!(limiter.try_acquire().is_err());
     clock.advance(SECOND);
     assert_eq!(log.take(), ["refused 1: limited, retry after 6s"], "nobody has looked yet");
@@ -353,7 +353,7 @@ fn an_observer_may_call_the_limiter() {
     limiter.try_acquire_many(3).expect("full");
     assert_eq!(*again.1.lock().expect("no panic"), 2);
     assert_eq!(limiter.status().available, 3);
-    drop(limiter.reserve(4).expect("a place"));
+    drop(limiter.reserve(4).expect("a reservation"));
     assert_eq!(limiter.status().paused_for, SECOND);
 }
 

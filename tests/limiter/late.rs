@@ -108,11 +108,11 @@ fn one(limiter: &Limiter) -> Acquire {
     })
 }
 
-/// A place that is reserved when the task comes to it.
+/// A reservation that is made when the task comes to it.
 fn reserved(limiter: &Limiter) -> Acquire {
     let limiter = limiter.clone();
     Box::pin(async move {
-        limiter.reserve(1).expect("a place").await.expect("granted");
+        limiter.reserve(1).expect("a reservation").await.expect("granted");
     })
 }
 
@@ -333,7 +333,7 @@ fn a_composite_in_a_loop_gets_the_whole_rate() {
         let reserve = || {
             let all = all.clone();
             Box::pin(async move {
-                all.reserve(1).expect("a place").await.expect("a permit");
+                all.reserve(1).expect("a reservation").await.expect("a permit");
             }) as Acquire
         };
         let ways: [&dyn Fn() -> Acquire; 2] = [&acquire, &reserve];

@@ -160,12 +160,12 @@ fn in_a_pause_and_behind_waiters_all_times_count_them() -> Result<(), Refusal> {
     assert_eq!((status.available, status.next_in, status.full_in), (0, 11 * SECOND, 12 * SECOND));
     clock.advance(12 * SECOND);
     limiter.try_acquire_many(2)?;
-    let _place = limiter.reserve(3).map(drop);
-    let place = limiter.reserve(2)?;
+    let _reservation = limiter.reserve(3).map(drop);
+    let reservation = limiter.reserve(2)?;
     let status = limiter.status();
     assert_eq!((status.available, status.next_in, status.full_in), (0, 3 * SECOND, 2 * SECOND));
     assert_eq!(limiter.try_acquire().expect_err("waiters").retry_after(), Some(3 * SECOND));
-    drop(place);
+    drop(reservation);
     Ok(())
 }
 
@@ -189,9 +189,9 @@ fn the_grant_of_each_waiter_reports_what_it_left() -> Result<(), Refusal> {
 #[test]
 fn a_reservation_and_a_thread_get_the_status_too() -> Result<(), Refusal> {
     let (limiter, _clock) = limiter("token_bucket 1/s burst 9");
-    let mut place = limiter.reserve(one())?;
-    assert!(place.claim());
-    let grant = place.blocking_claim()?;
+    let mut reservation = limiter.reserve(one())?;
+    assert!(reservation.claim());
+    let grant = reservation.blocking_claim()?;
     assert_eq!(left(grant).available, 8);
     assert_eq!(left(limiter.blocking_acquire_many(one())?).available, 7);
     let exempt = limiter.try_acquire_many(one().exempt())?;

@@ -202,7 +202,7 @@ fn tasks_without_a_timer_are_polled_until_they_are_served() {
 }
 
 #[test]
-fn a_timer_that_panics_costs_no_waiter_its_place_or_its_alarm() {
+fn a_timer_that_panics_costs_no_waiter_its_position_or_its_alarm() {
     let (limiter, clock, loops) = one_each_10_ms();
     loops.panic_once(1);
     let (asking, inside) = (limiter.clone(), loops.clone());

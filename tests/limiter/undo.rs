@@ -267,17 +267,17 @@ impl World {
             }
             Act::Estimate(n) => {
                 if let Ok(estimate) = crate::support::estimate(&self.limiter, n) {
-                    let place = self.note(Event::Take(n));
-                    self.open.push(Open::Estimate(estimate, place));
+                    let noted = self.note(Event::Take(n));
+                    self.open.push(Open::Estimate(estimate, noted));
                 }
             }
             Act::Settle(index, used) => {
                 if let Some(Open::Estimate(..)) = self.open.get(index % count)
-                    && let Open::Estimate(estimate, place) = self.open.swap_remove(index % count)
+                    && let Open::Estimate(estimate, noted) = self.open.swap_remove(index % count)
                 {
                     let n = estimate.permits();
                     estimate.settle(used);
-                    self.history[place].1 = Event::Take(used.min(n));
+                    self.history[noted].1 = Event::Take(used.min(n));
                     if used > n {
                         self.note(Event::Take(used - n));
                     }
@@ -291,17 +291,17 @@ impl World {
                     if due_in < Duration::from_secs(1000) {
                         self.clock.advance(due_in);
                         assert_eq!(reservation.due_in(), Duration::ZERO);
-                        let place = self.note(Event::Take(n));
-                        self.open.push(Open::Reservation(reservation, place));
+                        let noted = self.note(Event::Take(n));
+                        self.open.push(Open::Reservation(reservation, noted));
                     }
                 }
             }
             Act::Drop(index) => {
                 if let Some(Open::Reservation(..)) = self.open.get(index % count)
-                    && let Open::Reservation(reservation, place) = self.open.swap_remove(index % count)
+                    && let Open::Reservation(reservation, noted) = self.open.swap_remove(index % count)
                 {
                     drop(reservation);
-                    self.history[place].1 = Event::Take(0);
+                    self.history[noted].1 = Event::Take(0);
                 }
             }
             Act::AllOf(n) => assert!(self.all.try_acquire_many([("limiter", n)]).is_err()),

@@ -95,9 +95,9 @@ proptest! {
                 Act::UpTo(most, least) => {
                     let request = Request::permits(most).at_least(least);
                     let got = if tracked {
-                        limiter.reserve(request.within(Duration::ZERO)).map(|mut place| {
-                            assert!(place.claim());
-                            place.permits()
+                        limiter.reserve(request.within(Duration::ZERO)).map(|mut reservation| {
+                            assert!(reservation.claim());
+                            reservation.permits()
                         })
                     } else {
                         limiter.try_acquire_many(request).map(|grant| grant.permits())
@@ -161,15 +161,15 @@ fn a_waiter_leaves_the_others_what_they_wait_for() {
 fn a_request_of_higher_priority_leaves_waiters_what_they_wait_for() {
     let (limiter, clock) = bucket(10, 100);
     limiter.drain();
-    let place = limiter.reserve(40).expect("a reservation");
+    let reservation = limiter.reserve(40).expect("a reservation");
     clock.advance(3 * SECOND);
     let important = Request::up_to(50).priority(1);
     assert_eq!(limiter.try_acquire_many(important).map(|grant| grant.permits()), Ok(1));
-    assert_eq!(place.due_in(), 1100 * MS);
+    assert_eq!(reservation.due_in(), 1100 * MS);
     clock.advance(1000 * MS);
     // No new request overtakes.
     assert!(limiter.try_acquire_many(Request::up_to(50)).is_err());
-    drop(place);
+    drop(reservation);
     assert_eq!(limiter.try_acquire_many(Request::up_to(50)).map(|grant| grant.permits()), Ok(39));
 }
 
@@ -188,11 +188,11 @@ fn a_dropped_grant_leaves_no_trace() {
 #[test]
 fn an_estimate_of_the_available_permits_is_settled() {
     let (limiter, _clock) = bucket(10, 100);
-    let mut place = limiter.reserve(Request::up_to(300)).expect("a reservation");
-    assert_eq!(place.permits(), 1);
-    assert!(place.claim());
-    assert_eq!((place.permits(), limiter.status().available), (100, 0));
-    place.settle(30);
+    let mut reservation = limiter.reserve(Request::up_to(300)).expect("a reservation");
+    assert_eq!(reservation.permits(), 1);
+    assert!(reservation.claim());
+    assert_eq!((reservation.permits(), limiter.status().available), (100, 0));
+    reservation.settle(30);
     assert_eq!(limiter.status().available, 70);
 }
 
@@ -291,10 +291,10 @@ proptest! {
                 clock.advance(Duration::from_millis(*millis));
             }
             pause.into_iter().for_each(|millis| limiter.pause_for(Duration::from_millis(millis)));
-            let places = requests.iter().map(|(most, least)| {
+            let reservations = requests.iter().map(|(most, least)| {
                 limiter.reserve(Request::permits(*most).at_least(*least))
             });
-            let mut places: Vec<_> = places.collect();
+            let mut reservations: Vec<_> = reservations.collect();
             let mut looks = looks.to_vec();
             looks.sort_unstable();
             let mut now = 0;
@@ -304,7 +304,8 @@ proptest! {
                 let _ = limiter.status();
             }
             clock.advance(Duration::from_millis(60_000 - now));
-            let claimed = places.iter_mut().flatten().map(|place| (place.claim(), place.permits()));
+            let claimed = reservations.iter_mut().flatten();
+            let claimed = claimed.map(|reservation| (reservation.claim(), reservation.permits()));
             let claimed: Vec<_> = claimed.collect();
             (claimed, limiter.status().available)
         };

@@ -457,7 +457,7 @@ fn a_wait_that_can_never_end_waits_until_the_rate_allows_it() {
 }
 
 #[test]
-fn reservations_keep_their_place_and_are_cancelled_by_dropping() {
+fn reservations_keep_their_position_and_are_cancelled_by_dropping() {
     let (limiter, clock) = one_per_second();
     let mut first = limiter.reserve(2).expect("two");
     let mut second = limiter.reserve(1).expect("one");

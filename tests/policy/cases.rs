@@ -285,7 +285,7 @@ fn a_longer_window_reaches_undone_permits_beside_no_other() -> Result<(), Box<dy
 
 /// A grant may be the last one of a lap, and the grants after it the first ones of the next lap.
 #[test]
-fn a_grant_of_a_log_reports_what_it_left_in_any_place() -> Result<(), Box<dyn Error>> {
+fn a_grant_of_a_log_reports_what_it_left_at_any_index() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(4));
     let state = policy.start(Nanos::ZERO);
     // A ring of four permits has fewer than a hundred entries.
@@ -301,7 +301,7 @@ fn a_grant_of_a_log_reports_what_it_left_in_any_place() -> Result<(), Box<dyn Er
 /// An undone permit counts until it expires. Then its entry is reused, while another undone permit
 /// still counts.
 #[test]
-fn undone_permits_stay_forgotten_when_their_place_is_taken_anew() -> Result<(), Box<dyn Error>> {
+fn undone_permits_stay_forgotten_when_their_entry_is_taken_anew() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(200));
     let state = policy.start(Nanos::ZERO);
     // Three halves of the limit exceed the entries of the ring.
@@ -482,9 +482,9 @@ fn a_window_predicts_the_whole_limit_and_never_more() -> Result<(), Box<dyn Erro
 }
 
 /// Bug: after a change to a longer window, permits that were undone counted as undone although
-/// their places in the ring had been taken again. Grants were counted from a place too far back.
+/// their entries in the ring had been taken again. Grants were counted from an entry too far back.
 #[test]
-fn undone_permits_whose_places_were_taken_again_do_not_count_in_a_longer_window() {
+fn undone_permits_whose_entries_were_taken_again_do_not_count_in_a_longer_window() {
     let rate = |limit, nanos| Rate::new(limit, Duration::from_nanos(nanos)).expect("a rate");
     for (undone, more) in (1..=6).flat_map(|undone| (0..=12).map(move |more| (undone, more))) {
         let log = SlidingLog::new(rate(10, 1)).with_capacity(12).expect("room");
@@ -495,7 +495,7 @@ fn undone_permits_whose_places_were_taken_again_do_not_count_in_a_longer_window(
         for at in 1..=23 {
             take(at, 3);
         }
-        // The ring has 78 places.
+        // The ring has 78 entries.
         for at in 24..24 + more {
             take(at, 1);
         }

@@ -82,9 +82,9 @@ pub(crate) fn estimate<P: Policy, C: Timer>(
     limiter: &RateLimiter<P, C>,
     n: u32,
 ) -> Result<Reservation<P, C>, Refusal> {
-    let mut place = limiter.reserve(Request::permits(n).within(Duration::ZERO))?;
-    assert!(place.claim(), "it is due now");
-    Ok(place)
+    let mut reservation = limiter.reserve(Request::permits(n).within(Duration::ZERO))?;
+    assert!(reservation.claim(), "it is due now");
+    Ok(reservation)
 }
 
 /// Returns costs in the order of the members, for tests that generate them as numbers.
@@ -98,7 +98,7 @@ pub(crate) fn estimate_of_all<'a, C: Timer>(
     all: &AllOf<C>,
     request: impl Into<AllRequest<'a>>,
 ) -> Result<AllReservation<C>, AllRefusal> {
-    let mut place = all.reserve(request.into().within(Duration::ZERO))?;
-    assert!(place.claim(), "it is due now");
-    Ok(place)
+    let mut reservation = all.reserve(request.into().within(Duration::ZERO))?;
+    assert!(reservation.claim(), "it is due now");
+    Ok(reservation)
 }

@@ -12,8 +12,8 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The policies whose windows and steps begin when a limiter is built, in both places. The tests of
-/// the scripts cover the policies by the wall clock.
+/// The policies whose windows and steps begin when a limiter is built, in one process and over a
+/// store. The tests of the scripts cover the policies by the wall clock.
 pub(crate) fn policies() -> impl Iterator<Item = &'static str> {
     EXACT.into_iter().filter(|line| !line.contains("at_wall_clock"))
 }
@@ -76,16 +76,16 @@ fn waits_are_due_in_order_for_every_policy() {
                 }
             };
             world.acquire(&limiter, 1);
-            let places: Vec<usize> =
+            let reservations: Vec<usize> =
                 [1, 1, 2, 1].into_iter().filter_map(|n| world.reserve(&limiter, n)).collect();
             world.advance(refusal.retry_after().expect("a time"));
-            for place in places {
-                let due = world.due_in(place);
+            for reservation in reservations {
+                let due = world.due_in(reservation);
                 world.tell(format!("due in {due:?}"));
                 world.advance(due);
                 // Timers have whole milliseconds.
                 world.advance(MS);
-                world.look(place);
+                world.look(reservation);
             }
             world.advance(HOUR);
         });
@@ -172,8 +172,8 @@ fn an_exempt_request_passes_and_takes_nothing() {
             assert_eq!(permits.permits(), 0);
         }
         world.acquire(&api, Request::permits(9999).exempt());
-        let place = world.reserve(&api, Request::permits(9999).exempt()).expect("exempt");
-        world.drop_wait(place);
+        let reservation = world.reserve(&api, Request::permits(9999).exempt()).expect("exempt");
+        world.drop_wait(reservation);
         world.call("pause", || api.pause_for(HOUR)).expect("a pause");
         assert!(world.try_acquire(&api, Request::permits(1).exempt()).is_ok());
         world.call("resume", || api.resume());
@@ -242,14 +242,14 @@ fn a_grant_from_before_a_pause_gives_back_only_what_is_owed_at_its_end() {
             compare_both(line, |world| {
                 let limiter = world.limit(line);
                 world.advance(100 * SECOND);
-                let place = world.reserve(&limiter, 90).expect("a place");
-                world.look(place);
+                let reservation = world.reserve(&limiter, 90).expect("a reservation");
+                world.look(reservation);
                 world.call("debit", || limiter.debit(debt)).expect("charged");
                 for _ in 0..pauses {
                     world.call("pause", || limiter.pause_for(SECOND)).expect("a pause");
                     world.advance(SECOND + waits);
                 }
-                world.settle_as(place, 20);
+                world.settle_as(reservation, 20);
                 world.status(&limiter);
                 let _ = world.try_acquire(&limiter, 1);
                 world.advance(20 * SECOND);
@@ -261,7 +261,7 @@ fn a_grant_from_before_a_pause_gives_back_only_what_is_owed_at_its_end() {
 
 /// Each policy: permits that are charged and given back without a request.
 #[test]
-fn debits_and_settled_places_count_for_every_policy() {
+fn debits_and_settled_reservations_count_for_every_policy() {
     // In one process, a settled reservation of a leaky bucket also gives back the time for which
     // the bucket had been empty, and larger debits count that.
     for line in policies().filter(|line| !line.starts_with("leaky")) {
@@ -270,10 +270,10 @@ fn debits_and_settled_places_count_for_every_policy() {
             world.advance(3 * SECOND);
             let most = world.status(&limiter).members[0].1.available;
             let most = u32::try_from(most).expect("a few");
-            let place = world.reserve(&limiter, most).expect("a place");
-            world.look(place);
+            let reservation = world.reserve(&limiter, most).expect("a reservation");
+            world.look(reservation);
             world.status(&limiter);
-            world.settle_as(place, most / 2);
+            world.settle_as(reservation, most / 2);
             world.status(&limiter);
             world.call("debit", || limiter.debit(2)).expect("a debit");
             world.status(&limiter);
@@ -292,27 +292,27 @@ fn debits_and_settled_places_count_for_every_policy() {
 }
 
 #[test]
-fn a_place_is_settled_by_name_and_a_dropped_one_leaves_nothing() {
-    compare_both("places", |world| {
+fn a_reservation_is_settled_by_name_and_a_dropped_one_leaves_nothing() {
+    compare_both("reservations", |world| {
         let api = world.limiter(&LIMITS);
-        let place = world.reserve(&api, [("tokens", 90)]).expect("a place");
-        world.settle_as(place, [("tokens", 30)]);
+        let reservation = world.reserve(&api, [("tokens", 90)]).expect("a reservation");
+        world.settle_as(reservation, [("tokens", 30)]);
         world.status(&api);
-        let place = world.reserve(&api, [("tokens", 70)]).expect("a place");
-        world.settle_as(place, [("tokens", 100)]);
+        let reservation = world.reserve(&api, [("tokens", 70)]).expect("a reservation");
+        world.settle_as(reservation, [("tokens", 100)]);
         world.status(&api);
-        let place = world.reserve(&api, [("tokens", 50)]).expect("a place");
-        assert_eq!(world.due_in(place), 800 * MS);
-        world.drop_wait(place);
+        let reservation = world.reserve(&api, [("tokens", 50)]).expect("a reservation");
+        assert_eq!(world.due_in(reservation), 800 * MS);
+        world.drop_wait(reservation);
         world.status(&api);
         let wait = world.acquire(&api, [("tokens", 50)]);
         world.drop_wait(wait);
         world.status(&api);
-        let place = world.reserve(&api, [("tokens", 50)]).expect("a place");
+        let reservation = world.reserve(&api, [("tokens", 50)]).expect("a reservation");
         world.advance(800 * MS);
-        world.look(place);
-        world.look(place);
-        world.settle_as(place, 1);
+        world.look(reservation);
+        world.look(reservation);
+        world.settle_as(reservation, 1);
         world.status(&api);
     });
 }

@@ -112,14 +112,14 @@ fn a_pause_that_ends_sooner_ends_the_waits_of_leases() {
 }
 
 #[test]
-fn debits_and_places_count_with_leases() {
+fn debits_and_reservations_count_with_leases() {
     compare_lent(|world, limiter| {
         world.call("debit", || limiter.debit(100)).expect("a debit");
         world.available(limiter);
-        let place = world.reserve(limiter, 50).expect("a place");
-        world.look(place);
+        let reservation = world.reserve(limiter, 50).expect("a reservation");
+        world.look(reservation);
         world.available(limiter);
-        world.settle_as(place, 20);
+        world.settle_as(reservation, 20);
         world.available(limiter);
         world.call("keep", || limiter.keep_at_most("limit", 100)).expect("some");
         world.available(limiter);
@@ -160,9 +160,9 @@ fn several_limits_are_charged_by_name_with_leases() {
         let refusal = world.try_acquire(&limiter, [("tokens", 4001)]).expect_err("too many");
         assert_eq!(refusal.member(), Some("tokens"));
         world.try_acquire(&limiter, [("tokens", 0), ("calls", 0)]).expect_err("nothing");
-        let place = world.reserve(&limiter, [("tokens", 30)]).expect("a place");
-        world.look(place);
-        world.settle_as(place, [("tokens", 20)]);
+        let reservation = world.reserve(&limiter, [("tokens", 30)]).expect("a reservation");
+        world.look(reservation);
+        world.settle_as(reservation, [("tokens", 20)]);
         world.call("debit", || limiter.debit([("tokens", 50)])).expect("a debit");
         world.call("keep", || limiter.keep_at_most("tokens", 100)).expect("some");
         world.available(&limiter);
@@ -291,9 +291,9 @@ fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng) {
         15 => drop(world.call("debit", || limiter.debit(n))),
         16 => world.left_of(limiter, n),
         17 => {
-            let place = world.reserve(limiter, 5).expect("a place");
-            world.look(place);
-            world.settle_as(place, n);
+            let reservation = world.reserve(limiter, 5).expect("a reservation");
+            world.look(reservation);
+            world.settle_as(reservation, n);
         }
         18 => {
             let pause = Pause::lasting(MS * random.random_range(1..300)).keep_permits();

@@ -25,7 +25,7 @@ use crate::store::Store;
 /// The name of a limiter without members.
 const NAME: &str = "limit";
 
-/// The place where limiters are built, and the results of all calls.
+/// Where limiters are built, and the results of all calls.
 pub(crate) struct World {
     runtime: Runtime,
     began: tokio::time::Instant,
@@ -41,7 +41,7 @@ pub(crate) struct World {
 
 enum Waits {
     Permits(Spawn<tidegate::AcquireAny>),
-    Place(Spawn<AnyReservation>),
+    Reservation(Spawn<AnyReservation>),
 }
 
 impl World {
@@ -209,37 +209,41 @@ impl World {
         request: impl Into<AllRequest<'a>>,
     ) -> Option<usize> {
         let _context = self.runtime.enter();
-        let place = limiter.reserve(request);
+        let reservation = limiter.reserve(request);
         drop(_context);
         self.settle();
-        match place {
-            Ok(place) => {
-                self.waits.push(Some(Waits::Place(tokio_test::task::spawn(place))));
+        match reservation {
+            Ok(reservation) => {
+                self.waits.push(Some(Waits::Reservation(tokio_test::task::spawn(reservation))));
                 let number = self.waits.len() - 1;
-                self.tell(format!("place {number}"));
+                self.tell(format!("reservation {number}"));
                 Some(number)
             }
             Err(refusal) => {
-                self.tell(format!("no place: {}", refused(&refusal)));
+                self.tell(format!("no reservation: {}", refused(&refusal)));
                 None
             }
         }
     }
 
-    pub(crate) fn due_in(&mut self, place: usize) -> Duration {
+    pub(crate) fn due_in(&mut self, reservation: usize) -> Duration {
         let _context = self.runtime.enter();
-        let Some(Waits::Place(wait)) = &self.waits[place] else { panic!("no place {place}") };
+        let Some(Waits::Reservation(wait)) = &self.waits[reservation] else {
+            panic!("no reservation {reservation}")
+        };
         wait.due_in()
     }
 
     /// Settles a reservation.
-    pub(crate) fn settle_as<'a>(&mut self, place: usize, used: impl Into<AllRequest<'a>>) {
-        let Some(Waits::Place(wait)) = self.waits[place].take() else { panic!("no place {place}") };
+    pub(crate) fn settle_as<'a>(&mut self, reservation: usize, used: impl Into<AllRequest<'a>>) {
+        let Some(Waits::Reservation(wait)) = self.waits[reservation].take() else {
+            panic!("no reservation {reservation}")
+        };
         let _context = self.runtime.enter();
         let answer = wait.into_inner().settle(used);
         drop(_context);
         self.settle();
-        self.tell(format!("settle {place}: {:?}", answer.map_err(|refusal| refused(&refusal))));
+        self.tell(format!("settle {reservation}: {:?}", answer.map_err(|refusal| refused(&refusal))));
     }
 
     pub(crate) fn drop_wait(&mut self, number: usize) {
@@ -257,7 +261,7 @@ impl World {
             let Some(wait) = &mut self.waits[number] else { return };
             let is_woken = match wait {
                 Waits::Permits(wait) => wait.is_woken(),
-                Waits::Place(wait) => wait.is_woken(),
+                Waits::Reservation(wait) => wait.is_woken(),
             };
             if !is_first && !is_woken {
                 return;
@@ -269,7 +273,7 @@ impl World {
                     std::task::Poll::Pending => (None, false),
                     std::task::Poll::Ready(answer) => (Some(told(&answer)), true),
                 },
-                Waits::Place(wait) => match wait.poll() {
+                Waits::Reservation(wait) => match wait.poll() {
                     std::task::Poll::Pending => (None, false),
                     std::task::Poll::Ready(Ok(grant)) => {
                         (Some(format!("{} permits", grant.permits())), false)

@@ -24,11 +24,11 @@ struct Rules {
     to: u16,
     /// The maximum delay of a reply.
     delay: Duration,
-    /// The share of replies in place of which the connection ends.
+    /// The share of replies instead of which the connection ends.
     lost: f64,
-    /// Sent in place of each reply.
+    /// Sent instead of each reply.
     instead: Option<&'static str>,
-    /// Sent in place of the replies to the next messages, which the server does not get.
+    /// Sent instead of the replies to the next messages, which the server does not get.
     next: VecDeque<String>,
     random: SmallRng,
 }
@@ -86,12 +86,12 @@ impl Relay {
         (rules.delay, rules.lost) = (delay, lost);
     }
 
-    /// Sets the text that clients get in place of each reply.
+    /// Sets the text that clients get instead of each reply.
     pub(crate) fn reply_instead(&self, answer: &'static str) {
         self.rules().instead = Some(answer);
     }
 
-    /// Sets the texts that clients get in place of the replies to their next messages. The server
+    /// Sets the texts that clients get instead of the replies to their next messages. The server
     /// does not get these messages.
     pub(crate) fn answer_next(&self, answers: impl IntoIterator<Item = String>) {
         self.rules().next.extend(answers);

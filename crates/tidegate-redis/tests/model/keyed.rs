@@ -297,19 +297,19 @@ fn a_share_is_that_of_a_key() {
 
 /// The thread of this test is the store's thread: a call that blocked it would be refused.
 #[test]
-fn places_of_each_type_block_no_thread() {
+fn reservations_of_each_type_block_no_thread() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let store = store(&model);
         let one = store.limiter("one").limit("calls", "token_bucket 1/s burst 10").build().unwrap();
         let users = keyed(&store, "token_bucket 1/s burst 10");
         let any = AnyKeyed::from(users.clone());
-        let mut places =
+        let mut reservations =
             [one.reserve(10).unwrap(), users.reserve("alice", 10).unwrap(), any.reserve("bob", 10).unwrap()];
-        for place in &mut places {
-            assert_eq!(place.await.unwrap().permits(), 10);
+        for reservation in &mut reservations {
+            assert_eq!(reservation.await.unwrap().permits(), 10);
         }
-        places.into_iter().for_each(|place| place.settle(3).unwrap());
+        reservations.into_iter().for_each(|reservation| reservation.settle(3).unwrap());
         settle().await;
         for status in [one.status(), users.limiter("alice").status(), users.limiter("bob").status()] {
             assert_eq!(available(&status.await.unwrap()), 7);

@@ -1061,19 +1061,19 @@ fn a_full_queue_reports_the_state_of_its_decision_without_another_call() {
 
 /// A task may settle a reservation that the store has not decided: the used permits are charged.
 #[test]
-fn a_place_settled_before_its_answer_takes_what_was_used() {
+fn a_reservation_settled_before_its_answer_takes_what_was_used() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (_store, limiter) = open(&model, "fixed_window 100/d").await;
         let tasks = AnyLimiter::from(limiter.clone()).non_blocking();
         // It is sent, and the others queue behind it.
         let sent = tasks.reserve(10).unwrap();
-        let places: Vec<_> = (0..3).map(|_| tasks.reserve(20).unwrap()).collect();
+        let reservations: Vec<_> = (0..3).map(|_| tasks.reserve(20).unwrap()).collect();
         let behind = spawn(&limiter, 7);
         settle().await;
         sent.settle(1).unwrap();
-        for (place, used) in places.into_iter().zip([2, 0]) {
-            place.settle(used).unwrap();
+        for (reservation, used) in reservations.into_iter().zip([2, 0]) {
+            reservation.settle(used).unwrap();
         }
         assert_eq!(behind.await.unwrap().0.unwrap().permits(), 7);
         sleep(10 * MS).await;
@@ -1081,10 +1081,10 @@ fn a_place_settled_before_its_answer_takes_what_was_used() {
         assert_eq!(left, 100 - 1 - 2 - 7);
         // A refused reservation takes nothing, and reports the refusal when it is awaited.
         let at_once = Request::permits(99).within(Duration::ZERO);
-        let mut place = tasks.reserve(at_once).unwrap();
-        let refusal = (&mut place).await.unwrap_err();
+        let mut reservation = tasks.reserve(at_once).unwrap();
+        let refusal = (&mut reservation).await.unwrap_err();
         assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })));
-        place.settle(99).unwrap();
+        reservation.settle(99).unwrap();
         assert_eq!(limiter.status().await.unwrap().members[0].1.available, left);
     });
 }
@@ -1137,7 +1137,9 @@ fn reservations_stand_in_the_line_of_all_requests() {
             let next_in = limiter.status().await.unwrap().members[0].1.next_in;
             (Instant::now() + next_in - empty).as_millis()
         };
-        let due_at = |place: &tidegate::AnyReservation| (Instant::now() + place.due_in() - empty).as_millis();
+        let due_at = |reservation: &tidegate::AnyReservation| {
+            (Instant::now() + reservation.due_in() - empty).as_millis()
+        };
         assert_eq!(limiter.status().await.unwrap().waiting, 4);
         assert!((4000..4005).contains(&due_at(&third)), "{}", due_at(&third));
         drop(second);
@@ -1164,7 +1166,7 @@ fn reservations_stand_in_the_line_of_all_requests() {
 }
 
 #[test]
-fn a_place_settled_for_less_gives_the_rest_back() {
+fn a_reservation_settled_for_less_gives_the_rest_back() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (store, limiter, empty, tasks) = booked(&model, &[Request::permits(1); 2]).await;
@@ -1173,15 +1175,15 @@ fn a_place_settled_for_less_gives_the_rest_back() {
         let late = spawn(&limiter, Request::permits(1).within(2 * SECOND)).await.unwrap().0;
         let retry_after = late.unwrap_err().retry_after().unwrap();
         assert!(retry_after <= SECOND && retry_after >= SECOND - 20 * MS, "{retry_after:?}");
-        let mut place = any.reserve(3).unwrap();
+        let mut reservation = any.reserve(3).unwrap();
         let times = after(empty, tasks).await;
         assert!((1000..1005).contains(&times[0]) && (2000..2005).contains(&times[1]), "{times:?}");
-        assert_eq!((&mut place).await.unwrap().permits(), 3);
+        assert_eq!((&mut reservation).await.unwrap().permits(), 3);
         let granted = (Instant::now() - empty).as_millis();
         assert!((5000..5005).contains(&granted), "{granted}");
         // Each is booked once, and waits once.
         assert_eq!(store.counts().answered - calls, 2);
-        place.settle(1).unwrap();
+        reservation.settle(1).unwrap();
         sleep(10 * MS).await;
         assert_eq!(limiter.status().await.unwrap().members[0].1.available, 2);
     });
@@ -1301,11 +1303,11 @@ fn a_reservation_stands_behind_requests_that_wait() {
         sleep(10 * MS).await;
         dropped.abort();
         sleep(10 * MS).await;
-        let place = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
+        let reservation = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
         sleep(10 * MS).await;
-        assert_eq!((Instant::now() + place.due_in() - empty).as_millis(), 2000);
+        assert_eq!((Instant::now() + reservation.due_in() - empty).as_millis(), 2000);
         assert_eq!(after(empty, vec![first]).await, [1000]);
-        let _ = place.await.unwrap();
+        let _ = reservation.await.unwrap();
         assert_eq!((Instant::now() - empty).as_millis(), 2000);
     });
 }
@@ -1371,9 +1373,9 @@ fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
             sleep(MS).await;
             let earlier = spawn(&limiter, 1);
             sleep(4 * MS).await;
-            let mut place = AnyLimiter::from(limiter.clone()).non_blocking().reserve(1).unwrap();
+            let mut reservation = AnyLimiter::from(limiter.clone()).non_blocking().reserve(1).unwrap();
             let reserved = tokio::spawn(async move {
-                (&mut place).await.unwrap();
+                (&mut reservation).await.unwrap();
                 Instant::now()
             });
             sleep(4 * MS).await;

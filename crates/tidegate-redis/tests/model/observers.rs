@@ -280,9 +280,9 @@ fn a_reservation_in_shares_is_reported_with_its_permits() {
         let limiter = AnyLimiter::from(limiter).non_blocking();
         let mut permits = 0;
         for request in [Request::permits(3), Request::up_to(12), Request::permits(12).at_least(5)] {
-            let mut place = limiter.reserve(request).unwrap();
-            permits += u64::from((&mut place).await.unwrap().permits());
-            assert!(place.is_degraded());
+            let mut reservation = limiter.reserve(request).unwrap();
+            permits += u64::from((&mut reservation).await.unwrap().permits());
+            assert!(reservation.is_degraded());
         }
         // An observer counts the permits of both limits.
         assert_eq!(told.snapshot().permits, 2 * permits);

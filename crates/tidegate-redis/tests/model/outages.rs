@@ -787,8 +787,8 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
                 let permits = limiter.acquire_now(1).await;
                 assert!(permits.unwrap_or_else(|refusal| panic!("{text}, {i}: {refusal}")).is_degraded());
                 assert!(limiter.acquire().await.unwrap().is_degraded(), "{text}");
-                let mut place = limiter.reserve(1).unwrap();
-                assert_eq!((&mut place).await.unwrap().permits(), 0, "{text}");
+                let mut reservation = limiter.reserve(1).unwrap();
+                assert_eq!((&mut reservation).await.unwrap().permits(), 0, "{text}");
             }
             // Five calls without a reply in time, and the calls that ask whether the store is back.
             assert!(began.elapsed() <= 600 * MS, "{text}: {:?}", began.elapsed());

@@ -562,15 +562,15 @@ fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
         let model = Model::new(1, Network::steady(MS));
         let [one, other] = &fleet(&model, "token_bucket 10/s burst 10", 2, false)[..] else { panic!() };
         one.pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
-        let place = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
+        let reservation = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
         sleep(10 * MS).await;
-        let due = place.due_in();
+        let due = reservation.due_in();
         assert!(due > MINUTE - SECOND && due <= MINUTE, "{due:?}");
         assert_eq!(other.resume().await, Ok(true));
         // The process checks within a second.
         sleep(1100 * MS).await;
-        assert_eq!(place.due_in(), Duration::ZERO);
-        let _ = timeout(MS, place).await.unwrap().unwrap();
+        assert_eq!(reservation.due_in(), Duration::ZERO);
+        let _ = timeout(MS, reservation).await.unwrap().unwrap();
     });
 }
 
@@ -584,12 +584,12 @@ fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
             let limiter = fleet(&model, line, 1, false).remove(0);
             let _ = wait(&limiter, 1).await.unwrap().unwrap();
             limiter.pause(Pause::lasting(100 * MS).keep_permits()).await.unwrap();
-            let mut place = AnyLimiter::from(limiter.clone()).non_blocking().reserve(1).unwrap();
+            let mut reservation = AnyLimiter::from(limiter.clone()).non_blocking().reserve(1).unwrap();
             sleep(10 * MS).await;
             limiter.pause(Pause::lasting(300 * MS).keep_permits()).await.unwrap();
-            let (due, asked) = (place.due_in(), Instant::now());
+            let (due, asked) = (reservation.due_in(), Instant::now());
             assert!(due >= 290 * MS, "{line}: {due:?}");
-            (&mut place).await.unwrap();
+            (&mut reservation).await.unwrap();
             assert!(asked.elapsed() >= due, "{line}: {due:?}, {:?}", asked.elapsed());
         });
     }
@@ -606,9 +606,9 @@ fn a_reservation_settled_behind_a_pause_is_charged_what_was_not_named() {
             let limiter = store.limiter("all").limit("a", line).limit("b", line).build().unwrap();
             limiter.pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
             let any = AnyLimiter::from(limiter.clone());
-            let place = any.non_blocking().reserve(5).unwrap();
+            let reservation = any.non_blocking().reserve(5).unwrap();
             sleep(10 * MS).await;
-            place.settle([("a", 0)]).unwrap();
+            reservation.settle([("a", 0)]).unwrap();
             // It has the permits that came back, and those that were not charged.
             let request = AllRequest::new().cost("a", 10).cost("b", 5);
             let mut next = any.non_blocking().reserve(request).unwrap();
@@ -816,9 +816,9 @@ fn a_debit_in_a_pause_counts_when_it_is_made() {
             let _ = any.acquire_now(20).await.unwrap();
             limiter.pause(Pause::lasting(pause)).await.unwrap();
             limiter.debit(30).await.unwrap();
-            let mut place = any.non_blocking().reserve(5).unwrap();
-            assert!(timeout(MS * 10, &mut place).await.is_err());
-            place.settle(7).unwrap();
+            let mut reservation = any.non_blocking().reserve(5).unwrap();
+            assert!(timeout(MS * 10, &mut reservation).await.is_err());
+            reservation.settle(7).unwrap();
             assert_eq!(limiter.keep_at_most("limit", 40).await, Ok(3), "{line}, {pause:?}");
             match pause < Duration::MAX {
                 true => sleep(pause).await,

@@ -16,9 +16,9 @@ const MS: Duration = Duration::from_millis(1);
 /// A request that waits until it is dropped, or for as long as it takes. Returns once nothing more
 /// comes back from it.
 async fn waits(limiter: StoreLimiter, n: u32, used: u32, patience: Duration, quiet: Instant) {
-    let mut place = limiter.reserve(n).unwrap();
-    if timeout(patience, &mut place).await.is_ok() && Instant::now() < quiet {
-        place.settle(used).unwrap();
+    let mut reservation = limiter.reserve(n).unwrap();
+    if timeout(patience, &mut reservation).await.is_ok() && Instant::now() < quiet {
+        reservation.settle(used).unwrap();
     }
 }
 

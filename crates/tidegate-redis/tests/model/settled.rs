@@ -19,10 +19,10 @@ const USED: u32 = 30;
 type Grants = Arc<Mutex<Vec<i64>>>;
 
 async fn reserve_and_settle(limiter: &AnyLimiter, hold: Duration) {
-    let mut place = limiter.non_blocking().reserve(RESERVED).unwrap();
-    (&mut place).await.unwrap();
+    let mut reservation = limiter.non_blocking().reserve(RESERVED).unwrap();
+    (&mut reservation).await.unwrap();
     sleep(hold).await;
-    place.settle(USED).unwrap();
+    reservation.settle(USED).unwrap();
 }
 
 /// The permits that are used per second by tasks that reserve for 0.2 s and settle, again and
@@ -138,11 +138,11 @@ async fn calls_of_a_gateway(limiter: AnyLimiter) -> u64 {
         let (limiter, calls) = (limiter.clone(), calls.clone());
         tokio::spawn(async move {
             loop {
-                let mut place = limiter.non_blocking().reserve([("tokens", 800)]).unwrap();
-                (&mut place).await.unwrap();
+                let mut reservation = limiter.non_blocking().reserve([("tokens", 800)]).unwrap();
+                (&mut reservation).await.unwrap();
                 calls.fetch_add(1, Ordering::Relaxed);
                 sleep(50 * MS).await;
-                place.settle([("tokens", 200)]).unwrap();
+                reservation.settle([("tokens", 200)]).unwrap();
             }
         });
     }
@@ -182,7 +182,7 @@ fn a_gateway_of_two_limits_uses_what_comes_back() {
 /// Small requests together with large ones, and reservations that are settled at once: loans that
 /// were too many to be recorded were debited again and again, so nothing came back.
 #[test]
-fn places_beside_small_requests_use_the_limit() {
+fn reservations_beside_small_requests_use_the_limit() {
     run(async {
         let (_model, limiters) = there("token_bucket 1000/s burst 1000", 1, &Grants::default());
         let used = Arc::new(AtomicU64::new(0));
@@ -212,22 +212,22 @@ fn places_beside_small_requests_use_the_limit() {
 /// A reservation that is given up before its time lends nothing, because none of its permits has
 /// accrued yet.
 #[test]
-fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
+fn a_reservation_that_is_not_used_is_as_if_it_was_dropped() {
     run(async {
         let grants = Grants::default();
         let (_model, limiters) = there("token_bucket 1/s burst 5", 1, &grants);
         let limiter = limiters[0].non_blocking();
         drop(limiter.acquire_many(5).await.unwrap());
-        let mut places = Vec::new();
+        let mut reservations = Vec::new();
         for used in [0, 1] {
-            let place = limiter.reserve(2).unwrap();
+            let reservation = limiter.reserve(2).unwrap();
             sleep(50 * MS).await;
-            places.push((place, used));
+            reservations.push((reservation, used));
         }
         let began = Instant::now();
         let wait = tokio::spawn(limiters[0].acquire());
         sleep(50 * MS).await;
-        places.into_iter().for_each(|(place, used)| place.settle(used).unwrap());
+        reservations.into_iter().for_each(|(reservation, used)| reservation.settle(used).unwrap());
         drop(wait.await.unwrap().unwrap());
         // One permit of the reservations is used. The next one accrues 2 s after all were taken.
         assert!(began.elapsed() >= 1850 * MS, "{:?}", began.elapsed());
@@ -255,11 +255,11 @@ fn a_status_reports_what_came_back_while_others_wait() {
                 (status.available, status.next_in.is_zero())
             };
             let one_handle = AnyLimiter::from(one.clone());
-            let mut place = one_handle.non_blocking().reserve(all).unwrap();
-            (&mut place).await.unwrap();
+            let mut reservation = one_handle.non_blocking().reserve(all).unwrap();
+            (&mut reservation).await.unwrap();
             let _waits = tokio::spawn(async move { AnyLimiter::from(other).acquire_many(90).await });
             sleep(10 * MS).await;
-            place.settle(all - 40).unwrap();
+            reservation.settle(all - 40).unwrap();
             sleep(10 * MS).await;
             assert_eq!(told().await, (40, true), "{policy}");
             let all = Request::up_to(100);

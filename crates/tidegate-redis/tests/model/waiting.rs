@@ -219,7 +219,7 @@ fn a_longest_wait_for_permits_in_use_is_no_outage() {
 /// A reservation of permits in use forgot the maximum wait of its request: it waited until a permit
 /// came back, and for all of an outage.
 #[test]
-fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
+fn a_reservation_among_permits_in_use_is_refused_after_its_longest_wait() {
     for while_away in [WhileAway::Closed, WhileAway::Wait] {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
@@ -229,8 +229,8 @@ fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
             let request = || Request::from(1).within(100 * MS);
             let wait = jobs.acquire_many(request()).await.unwrap_err();
             let began = Instant::now();
-            let mut place = jobs.reserve(request()).unwrap();
-            let refusal = timeout(SECOND, &mut place).await.unwrap().unwrap_err();
+            let mut reservation = jobs.reserve(request()).unwrap();
+            let refusal = timeout(SECOND, &mut reservation).await.unwrap().unwrap_err();
             assert_eq!(refusal.refusal(), wait.refusal());
             // A timer fires at whole milliseconds.
             assert!(began.elapsed() < 101 * MS, "{:?}", began.elapsed());
@@ -240,8 +240,8 @@ fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
             sleep(100 * MS).await;
             assert_eq!(available(&jobs.status().await.unwrap()), 1);
             model.stop(true);
-            let mut place = jobs.reserve(request()).unwrap();
-            let refusal = timeout(SECOND, &mut place).await.unwrap();
+            let mut reservation = jobs.reserve(request()).unwrap();
+            let refusal = timeout(SECOND, &mut reservation).await.unwrap();
             assert!(is_unavailable(&refusal), "{while_away}: {refusal:?}");
         });
     }
@@ -280,7 +280,7 @@ fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
 
 /// Reservations in the share of a process were granted seconds after the limiter was closed.
 #[test]
-fn a_close_ends_places_in_a_share() {
+fn a_close_ends_reservations_in_a_share() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let two = std::num::NonZeroU32::new(2).unwrap();
@@ -290,11 +290,11 @@ fn a_close_ends_places_in_a_share() {
         drop(limiter.acquire_now(1).await.unwrap());
         model.stop(true);
         while limiter.acquire_now(1).await.is_ok() {}
-        let mut places = [limiter.reserve(1).unwrap(), limiter.reserve(1).unwrap()];
-        for place in &mut places {
-            assert!(timeout(100 * MS, place).await.is_err());
+        let mut reservations = [limiter.reserve(1).unwrap(), limiter.reserve(1).unwrap()];
+        for reservation in &mut reservations {
+            assert!(timeout(100 * MS, reservation).await.is_err());
         }
-        let [waits, mut late] = places;
+        let [waits, mut late] = reservations;
         let waits = tokio::spawn(waits);
         sleep(10 * MS).await;
         let began = Instant::now();
@@ -690,12 +690,12 @@ fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
             let builder = builder.observed_by(Arc::new(OnSkips(AtomicUsize::new(0), on_skips)));
             let limiter = many_a_second(&model.open(builder).unwrap());
             closes.set(limiter.clone()).unwrap();
-            let places: Vec<_> = (0..8).map(|_| limiter.non_blocking().reserve(2).unwrap()).collect();
+            let reservations: Vec<_> = (0..8).map(|_| limiter.non_blocking().reserve(2).unwrap()).collect();
             sleep(60 * MS).await;
             model.stop(true);
             let request = tokio::spawn(limiter.acquire());
-            for place in places {
-                drop(place);
+            for reservation in reservations {
+                drop(reservation);
                 sleep(gap * MS).await;
             }
             model.stop(false);
@@ -793,7 +793,7 @@ fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
 /// While a call that asked whether the store is back was in flight, a newcomer was refused with a
 /// `retry_after` of zero: the requests of that call could not go.
 #[test]
-fn a_newcomer_takes_the_place_of_a_request_whose_call_is_on_its_way() {
+fn a_newcomer_displaces_a_request_whose_call_is_on_its_way() {
     for rule in [WhenFull::DropOldest, WhenFull::DropLeastImportant] {
         run(async move {
             let model = Model::new(6, Network::steady(20 * MS));
@@ -870,15 +870,15 @@ fn a_full_queue_predicts_when_a_newcomer_has_room() {
             let _ = limiter.acquire_now(10).await.unwrap();
             let bounds = QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest);
             limiter.set_queue_bounds(bounds);
-            let [first, second, place, newcomer] = sizes;
+            let [first, second, reserved, newcomer] = sizes;
             for n in [first, second] {
                 let limiter = limiter.clone();
                 tokio::spawn(async move { limiter.acquire_many(n).await.map(drop) });
                 sleep(10 * MS).await;
             }
-            let mut place = limiter.reserve(place).unwrap();
+            let mut reservation = limiter.reserve(reserved).unwrap();
             // It is in the queue, and displaces the second one.
-            assert!(timeout(10 * MS, &mut place).await.is_err());
+            assert!(timeout(10 * MS, &mut reservation).await.is_err());
             let refusal = limiter.acquire_many(newcomer).await.unwrap_err();
             assert!(matches!(refusal.refusal(), Some(Refusal::QueueFull { .. })), "{line}: {refusal}");
             sleep(refusal.retry_after().unwrap()).await;
@@ -927,7 +927,7 @@ fn requests_that_find_the_store_away_are_bounded_at_once() {
 /// The requests of a call that is sent from a held queue were counted by no bound until its reply.
 /// By then newcomers had taken their positions.
 #[test]
-fn newcomers_take_no_places_of_requests_that_leave_a_held_line() {
+fn newcomers_take_no_positions_of_requests_that_leave_a_held_line() {
     run(async {
         let model = Model::new(13, Network::steady(10 * MS));
         for bounds in [QueueBounds::UNBOUNDED.max_waiters(3), QueueBounds::UNBOUNDED.max_permits(3)] {

@@ -227,10 +227,10 @@ fn a_token_ends_the_waits_of_its_thread() {
     }
     // The token ends the claim of a reservation, which is kept.
     for limiter in [&exact, &counting] {
-        let mut place = limiter.reserve(1).unwrap();
+        let mut reservation = limiter.reserve(1).unwrap();
         let token = CancelToken::new();
         let refusal = std::thread::scope(|scope| {
-            let waits = scope.spawn(|| token.run(|| place.blocking_claim().unwrap_err()));
+            let waits = scope.spawn(|| token.run(|| reservation.blocking_claim().unwrap_err()));
             token.cancel();
             waits.join().unwrap()
         });
@@ -246,20 +246,21 @@ fn a_token_ends_the_waits_of_its_thread() {
 
 /// On the only thread of a runtime, whose timers do not fire meanwhile.
 #[tokio::test]
-async fn a_thread_claims_a_place_that_is_booked_and_one_for_a_permit_in_use() {
+async fn a_thread_claims_a_reservation_that_is_booked_and_one_for_a_permit_in_use() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
     let limiter = limiter(&store, "token_bucket 100/s burst 2");
     let _ = limiter.try_acquire_many(2).unwrap();
-    let mut place = limiter.reserve(2).unwrap();
-    assert_eq!(place.blocking_claim().unwrap().permits(), 2);
-    assert_eq!(place.blocking_claim().unwrap().permits(), 2);
-    place.settle(0).unwrap();
+    let mut reservation = limiter.reserve(2).unwrap();
+    assert_eq!(reservation.blocking_claim().unwrap().permits(), 2);
+    assert_eq!(reservation.blocking_claim().unwrap().permits(), 2);
+    reservation.settle(0).unwrap();
 
     let jobs = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
     let held = jobs.try_acquire().unwrap();
-    let mut place = jobs.reserve(1).unwrap();
-    let claim = std::thread::spawn(move || place.blocking_claim().map(|grant| (grant.permits(), place)));
+    let mut reservation = jobs.reserve(1).unwrap();
+    let claim =
+        std::thread::spawn(move || reservation.blocking_claim().map(|grant| (grant.permits(), reservation)));
     drop(held);
     assert_eq!(claim.join().unwrap().unwrap().0, 1);
 

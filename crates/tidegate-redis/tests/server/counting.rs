@@ -118,7 +118,7 @@ async fn permits_that_come_back_go_to_those_that_wait() {
     let (one, other) = (any(&server, 2), any(&server, 2));
     let held = one.acquire_now(2).await.unwrap();
     // A reservation, and a wait in another process.
-    let place = one.reserve(1).unwrap();
+    let reservation = one.reserve(1).unwrap();
     // The store receives the reservation first.
     let line = || {
         let mut cmd = redis::cmd("HSTRLEN");
@@ -128,12 +128,12 @@ async fn permits_that_come_back_go_to_those_that_wait() {
     let mut wait = spawn(other.acquire_many(2));
     assert!(wait.poll().is_pending());
     until(|| line() == 16).await;
-    assert_eq!(place.due_in(), Duration::ZERO);
+    assert_eq!(reservation.due_in(), Duration::ZERO);
     drop(held);
-    let mut place = place;
-    assert_eq!((&mut place).await.unwrap().permits(), 1);
+    let mut reservation = reservation;
+    assert_eq!((&mut reservation).await.unwrap().permits(), 1);
     assert_eq!(available(&one), 0);
-    place.settle(1).unwrap();
+    reservation.settle(1).unwrap();
     let both = wait.await.unwrap();
     assert!(one.acquire_now(1).await.is_err());
     drop(both);

@@ -296,7 +296,7 @@ async fn a_server_that_stops_is_left_alone_and_charges_once() {
     assert!(used <= asked, "{used} of {asked}");
 }
 
-/// A relay that passes on the calls of clients. In place of every `every`-th reply to a call of a
+/// A relay that passes on the calls of clients. Instead of every `every`-th reply to a call of a
 /// script, it breaks the connection.
 async fn relay(to: std::path::PathBuf, at: std::path::PathBuf, every: usize) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

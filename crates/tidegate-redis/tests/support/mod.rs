@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// The program that this variable names is tested in place of the first installed one.
+/// The program that this variable names is tested instead of the first installed one.
 const VARIABLE: &str = "TIDEGATE_REDIS_SERVER";
 
 /// The programs that speak the protocol.
