@@ -4,6 +4,8 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::jitter::jittered;
 use crate::lock::lock;
 
@@ -21,14 +23,14 @@ pub(crate) fn next_rest(last: Option<Duration>) -> Duration {
     last.map_or(FIRST, |rest| (rest * 2).min(LONGEST))
 }
 
-/// The state of a breaker. Times are arguments, counted from any fixed time.
+/// The state of a breaker.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     failures: u32,
     /// The current or last rest, and its end.
-    rest: Option<(Duration, Duration)>,
+    rest: Option<(Duration, Instant)>,
     /// The time by which the probing call ends at the latest.
-    probe_ends: Option<Duration>,
+    probe_ends: Option<Instant>,
 }
 
 /// Whether a call may be made.
@@ -59,13 +61,13 @@ impl Drop for Probe<'_> {
 
 impl Breaker {
     /// Returns whether a call may be made. A call takes at most the timeout, and so does a probe.
-    pub(crate) fn admit(&mut self, now: Duration, timeout: Duration) -> Admission {
+    pub(crate) fn admit(&mut self, now: Instant, timeout: Duration) -> Admission {
         match (self.rest, self.probe_ends) {
             (None, _) => Admission::Allow,
             (Some((_, end)), _) if now < end => Admission::Rest(end - now),
             (Some(_), Some(_)) => Admission::Rest(self.rest(now)),
             (Some(_), None) => {
-                self.probe_ends = Some(now.saturating_add(timeout));
+                self.probe_ends = Some(now + timeout);
                 Admission::Probe
             }
         }
@@ -80,9 +82,11 @@ impl Breaker {
     }
 
     /// Records that the store did not reply. Returns whether the breaker has just opened.
-    pub(crate) fn failed(&mut self, admission: Admission, now: Duration) -> bool {
+    pub(crate) fn failed(&mut self, admission: Admission, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
         let rest = match (self.rest, admission) {
+            // A rest has begun since the call left.
+            (Some((_, end)), _) if now < end => return false,
             (Some((rest, _)), Admission::Probe) => {
                 self.probe_ends = None;
                 next_rest(Some(rest))
@@ -95,9 +99,9 @@ impl Breaker {
     }
 
     /// The time for which calls remain suspended, by a rest or by a probing call.
-    pub(crate) fn rest(&self, now: Duration) -> Duration {
+    pub(crate) fn rest(&self, now: Instant) -> Duration {
         let end = self.rest.map(|(_, end)| end).max(self.probe_ends);
-        end.unwrap_or_default().saturating_sub(now)
+        end.map_or(Duration::ZERO, |end| end.saturating_duration_since(now))
     }
 
     /// Returns whether the last call failed.
@@ -118,13 +122,14 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const TIMEOUT: Duration = Duration::from_millis(50);
 
-    fn open() -> Breaker {
-        let mut breaker = Breaker::default();
+    /// A breaker that has just opened, and the time.
+    fn open() -> (Breaker, Instant) {
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
         for _ in 0..FAILURES {
-            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Allow);
-            breaker.failed(Admission::Allow, Duration::ZERO);
+            assert_eq!(breaker.admit(now, TIMEOUT), Admission::Allow);
+            breaker.failed(Admission::Allow, now);
         }
-        breaker
+        (breaker, now)
     }
 
     #[test]
@@ -132,22 +137,24 @@ mod tests {
         let mut breaker = Breaker::default();
         for _ in 0..100 {
             for _ in 1..FAILURES {
-                assert!(!breaker.failed(Admission::Allow, Duration::ZERO));
+                assert!(!breaker.failed(Admission::Allow, Instant::now()));
             }
             breaker.succeeded(Admission::Allow);
-            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Allow);
+            assert_eq!(breaker.admit(Instant::now(), TIMEOUT), Admission::Allow);
         }
-        assert!(matches!(open().admit(Duration::ZERO, TIMEOUT), Admission::Rest(rest) if rest >= 75 * MS));
+        let (mut breaker, now) = open();
+        assert!(matches!(breaker.admit(now, TIMEOUT), Admission::Rest(rest) if rest >= 75 * MS));
     }
 
     #[test]
     fn one_call_at_a_time_probes_and_rests_double() {
-        let breaker = Mutex::new(open());
+        let (breaker, mut now) = open();
+        let breaker = Mutex::new(breaker);
         let admit = |now| {
             let admission = lock(&breaker).admit(now, TIMEOUT);
             (admission, Probe::of(&breaker, admission))
         };
-        let (mut now, mut rest) = (Duration::ZERO, FIRST);
+        let mut rest = FIRST;
         for _ in 0..10 {
             let (Admission::Rest(left), None) = admit(now) else { panic!("it is closed") };
             assert!(left >= rest * 3 / 4 && left <= rest * 5 / 4, "{left:?} of {rest:?}");
@@ -175,10 +182,11 @@ mod tests {
 
     #[test]
     fn late_answers_to_old_calls_change_no_rest() {
-        let mut breaker = open();
+        let (mut breaker, now) = open();
         breaker.succeeded(Admission::Allow);
         assert!(breaker.is_open());
-        assert!(!breaker.failed(Admission::Allow, 50 * MS));
-        assert!(matches!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Rest(rest) if rest <= 125 * MS));
+        assert!(!breaker.failed(Admission::Allow, now + 50 * MS));
+        assert!(!breaker.failed(Admission::Probe, now + 50 * MS));
+        assert!(matches!(breaker.admit(now, TIMEOUT), Admission::Rest(rest) if rest <= 125 * MS));
     }
 }

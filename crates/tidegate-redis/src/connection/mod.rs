@@ -23,7 +23,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use tokio::time::Instant;
 
+use crate::lock::lock;
 use crate::script::Script;
 use cluster::{Cluster, slot_of};
 use failure::Meaning;
@@ -181,10 +183,14 @@ impl Servers {
                         true => cluster.moved(slot_of(by_hash), to, &server),
                         false => cluster.redirected(to, &server),
                     };
-                    match next {
-                        Some(next) if redirections <= REDIRECTIONS => redirected = Some((next, !moved)),
-                        _ => return Err(failure),
+                    let Some(next) = next.filter(|_| redirections <= REDIRECTIONS) else {
+                        return Err(failure);
+                    };
+                    if !lock(&next.breaker).rest(Instant::now()).is_zero() {
+                        sent.tries(&next);
+                        return Err(Failure::NotRun("the server that has the keys is away".into()));
                     }
+                    redirected = Some((next, !moved));
                 }
                 (Meaning::Moved(_) | Meaning::Ask(_), Servers::One(_)) => {
                     let Failure::NotRun(text) = failure else { return Err(failure) };

@@ -212,7 +212,7 @@ impl Server {
         asking: bool,
         sent: &Sent,
     ) -> Result<Value, (Meaning, Failure)> {
-        sent.withdraw();
+        sent.tries(self);
         let is_new = self.current().is_none();
         let (number, mut connection) = match self.connection().await {
             Ok(connection) => connection,
@@ -266,8 +266,8 @@ pub(crate) struct Sent(Mutex<Option<Leaving>>);
 /// The last attempt of a call.
 struct Leaving {
     server: Arc<Server>,
-    /// The number of the connection.
-    number: u64,
+    /// The number of the connection, if there is one.
+    number: Option<u64>,
     /// The number of replies of the server when the call was first sent on this connection.
     answers: u64,
     /// Whether the call waited for the connection, and so had less than its whole time for a reply.
@@ -276,8 +276,20 @@ struct Leaving {
 }
 
 impl Sent {
-    fn by(&self, server: &Arc<Server>, number: u64, answers: u64, is_new: bool) {
+    /// Begins an attempt. An earlier one did not run, or its outcome is known.
+    pub(super) fn tries(&self, server: &Arc<Server>) {
         let mut leaving = lock(&self.0);
+        match &mut *leaving {
+            Some(last) if Arc::ptr_eq(&last.server, server) => last.has_left = false,
+            _ => {
+                let (server, answers) = (server.clone(), server.answers());
+                *leaving = Some(Leaving { server, number: None, answers, is_new: true, has_left: false });
+            }
+        }
+    }
+
+    fn by(&self, server: &Arc<Server>, number: u64, answers: u64, is_new: bool) {
+        let (mut leaving, number) = (lock(&self.0), Some(number));
         match &mut *leaving {
             Some(last) if last.number == number && Arc::ptr_eq(&last.server, server) => last.has_left = true,
             _ => {
@@ -286,16 +298,16 @@ impl Sent {
         }
     }
 
-    /// The server of the last attempt.
-    pub(crate) fn server(&self) -> Option<Arc<Server>> {
-        lock(&self.0).as_ref().map(|leaving| leaving.server.clone())
+    /// The server of the last attempt, and how many replies it had sent when the attempt began.
+    pub(crate) fn server(&self) -> Option<(Arc<Server>, u64)> {
+        lock(&self.0).as_ref().map(|leaving| (leaving.server.clone(), leaving.answers))
     }
 
     /// Returns whether the call waits for a reply over a connection that is not used any more.
     pub(crate) fn is_on_old_connection(&self) -> bool {
         let leaving = lock(&self.0);
         let sent = leaving.as_ref().filter(|leaving| leaving.has_left);
-        sent.is_some_and(|leaving| !leaving.server.uses(leaving.number))
+        sent.is_some_and(|leaving| leaving.number.is_some_and(|number| !leaving.server.uses(number)))
     }
 
     /// Ends the attempt: the call did not run, or its outcome is known.
@@ -312,7 +324,7 @@ impl Sent {
         let Some(leaving) = lock(&self.0).take() else { return false };
         let Leaving { server, number, answers, is_new, has_left } = leaving;
         if was_long && !is_new && server.answers() == answers {
-            server.forget(number);
+            number.into_iter().for_each(|number| server.forget(number));
             server.is_suspect.store(true, Ordering::Relaxed);
         }
         has_left

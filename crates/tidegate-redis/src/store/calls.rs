@@ -142,9 +142,8 @@ impl Drop for Unsent {
 /// is set then.
 pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
     // The time is that of the runtime's clock, which may be paused.
-    let began = Instant::now();
     let of_clients = shared.clone();
-    let counting = tokio::spawn(async move { of_clients.count_clients(began, &key_of_clients).await });
+    let counting = tokio::spawn(async move { of_clients.count_clients(&key_of_clients).await });
     let mut running = FuturesUnordered::new();
     // When the runtime ends, this end of the queue is dropped first: a callback that makes a call
     // is then refused.
@@ -168,7 +167,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                             next_check.set(tokio::time::sleep(soon));
                         }
                         let made = shared.answer_at_once(context, call);
-                        running.extend(made.map(|call| shared.clone().make(began, call)));
+                        running.extend(made.map(|call| shared.clone().make(call)));
                     }
                     Some(Work::Task(task)) => _ = tokio::spawn(task),
                     None => is_closed = true,
@@ -253,9 +252,9 @@ impl Shared {
     }
 
     /// Repeatedly asks the store for the number of processes, while this process requests permits.
-    async fn count_clients(&self, began: Instant, key: &str) {
+    async fn count_clients(&self, key: &str) {
         let (clients, script) = (&self.clients, clients::script());
-        let call = async |cmd| self.carry_out(began, Deadline::of(self.timeout), &cmd, &script, None).await;
+        let call = async |cmd| self.carry_out(Deadline::of(self.timeout), &cmd, &script, None).await;
         loop {
             clients.begins.notified().await;
             let mut beat = clients::FIRST_BEAT;
@@ -289,7 +288,7 @@ impl Shared {
     }
 
     /// Makes a call, and runs its callback.
-    async fn make(self: Arc<Shared>, began: Instant, call: Call) {
+    async fn make(self: Arc<Shared>, call: Call) {
         let Call { in_flight, mut deadline, by_hash, script, begun, came, mut answer } = call;
         if begun.is_none() && !self.servers.is_model() {
             let passed = came.elapsed();
@@ -298,7 +297,7 @@ impl Shared {
             }
         }
         answer.is_sent = true;
-        let outcome = self.carry_out(began, deadline, &by_hash, &script, begun).await;
+        let outcome = self.carry_out(deadline, &by_hash, &script, begun).await;
         drop(in_flight);
         answer.answer(outcome);
     }
@@ -349,17 +348,16 @@ impl Shared {
     async fn admit<'a>(
         &self,
         server: &'a Server,
-        began: Instant,
         deadline: Deadline,
     ) -> Result<(CallSlot<'a>, Duration, Admission), Away> {
         // A server that rests is not waited for.
-        let rest = lock(&server.breaker).rest(began.elapsed());
+        let rest = lock(&server.breaker).rest(Instant::now());
         if rest > Duration::ZERO {
             return Err(self.skip(rest));
         }
         let slot = self.acquire_slot(server, deadline).await;
         let (slot, reply_within) = slot.inspect_err(|_| _ = self.skip(Duration::ZERO))?;
-        let admission = lock(&server.breaker).admit(began.elapsed(), self.timeout);
+        let admission = lock(&server.breaker).admit(Instant::now(), self.timeout);
         match admission {
             Admission::Rest(rest) => Err(self.skip(rest)),
             admission => Ok((slot, reply_within, admission)),
@@ -375,7 +373,6 @@ impl Shared {
 
     async fn carry_out(
         &self,
-        began: Instant,
         deadline: Deadline,
         by_hash: &Cmd,
         script: &Script,
@@ -387,7 +384,7 @@ impl Shared {
         let (slot, reply_within, admission) = match begun {
             Some(_) => (None, deadline.reply_within, Admission::Allow),
             None => {
-                let (slot, reply_within, admission) = self.admit(&server, began, deadline).await?;
+                let (slot, reply_within, admission) = self.admit(&server, deadline).await?;
                 (Some(slot), reply_within, admission)
             }
         };
@@ -400,22 +397,36 @@ impl Shared {
         let (outcome, before) = loop {
             let left = reply_within.saturating_sub(came.elapsed());
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
-            last = sent.server().unwrap_or(last);
+            if let Some((server, then)) = sent.server()
+                && !Arc::ptr_eq(&server, &last)
+            {
+                (last, answers) = (server, then);
+            }
             let before = std::mem::replace(&mut answers, last.answers());
             // The replies to others may have come over a newer connection.
             if outcome.is_ok() || answers == before || left <= self.timeout || sent.is_on_old_connection() {
                 break (outcome, before);
             }
         };
+        // A server to which the call was redirected has a breaker of its own, which did not admit
+        // the call: if the server has rested, the outcome decides.
+        let is_redirected = !Arc::ptr_eq(&last, &server);
+        let admission_by_last = match (is_redirected, lock(&last.breaker).is_open()) {
+            (false, _) => admission,
+            (true, false) => Admission::Allow,
+            (true, true) => Admission::Probe,
+        };
         // A server that replied to others is not away. The remaining time of a call that queued may
         // have been too short to judge the server.
-        let answered_others = answers != before && admission == Admission::Allow;
+        let answered_others = answers != before && admission_by_last == Admission::Allow;
         let was_long =
             admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2;
         let is_well = outcome.is_err() && (answered_others || !was_long);
         if outcome.is_err() {
             if answered_others && !sent.is_on_old_connection() {
-                server.congestion.late(asked, self.timeout);
+                if !is_redirected {
+                    server.congestion.late(asked, self.timeout);
+                }
             } else if was_long && !answered_others {
                 self.is_far.store(true, Ordering::Relaxed);
             }
@@ -424,6 +435,9 @@ impl Shared {
         let failure = match outcome {
             Ok(Ok(value)) => {
                 self.replied(&server, admission, asked);
+                if is_redirected {
+                    self.is_well(&last, admission_by_last, asked);
+                }
                 return Ok(value);
             }
             Ok(Err(failure)) => failure,
@@ -431,20 +445,12 @@ impl Shared {
             Err(_) => last.not_connected_in_time(),
         };
         self.took(asked.elapsed());
-        let admission = if Arc::ptr_eq(&last, &server) { admission } else { Admission::Allow };
-        Err(self.failed(&last, admission, began, failure, is_well))
+        Err(self.failed(&last, admission_by_last, failure, is_well))
     }
 
     /// Counts and reports a failure, and returns when the store may be called again. If the server
     /// `is_well`, a call without a reply among other replies says nothing about it.
-    fn failed(
-        &self,
-        server: &Server,
-        admission: Admission,
-        began: Instant,
-        failure: Failure,
-        is_well: bool,
-    ) -> Away {
+    fn failed(&self, server: &Server, admission: Admission, failure: Failure, is_well: bool) -> Away {
         let counters = &self.counters;
         let (counter, event, error, is_away) = match failure {
             Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
@@ -465,7 +471,7 @@ impl Shared {
             lock(&server.late).add();
             return Away::For(Duration::ZERO);
         }
-        let now = began.elapsed();
+        let now = Instant::now();
         let (has_opened, rest) = {
             let mut breaker = lock(&server.breaker);
             (breaker.failed(admission, now), breaker.rest(now))
@@ -519,12 +525,17 @@ impl Shared {
         *lock(&self.answered) = now;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.report(StoreEvent::Answered(took));
+        self.is_well(server, admission, asked);
+        if let Some(stand_in) = self.servers.found() {
+            self.answers(&stand_in.breaker, Admission::Probe);
+        }
+    }
+
+    /// Records that a server replied to a call that was sent at `asked`.
+    fn is_well(&self, server: &Server, admission: Admission, asked: Instant) {
         self.answers(&server.breaker, admission);
         if lock(&server.late).replied(asked) {
             self.recovered();
-        }
-        if let Some(stand_in) = self.servers.found() {
-            self.answers(&stand_in.breaker, Admission::Probe);
         }
     }
 
@@ -626,7 +637,7 @@ mod tests {
         let now = Instant::now();
         for _ in 0..5 {
             let failure = Failure::NotRun("could not be connected to in time".into());
-            shared.failed(&stand_in, Admission::Allow, now, failure, false);
+            shared.failed(&stand_in, Admission::Allow, failure, false);
         }
         assert!(store.is_away());
         shared.servers.find_all();

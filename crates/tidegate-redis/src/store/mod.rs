@@ -328,10 +328,13 @@ impl Store {
     pub(crate) async fn ask_whether_back(&self, question: Cmd, script: &Arc<Script>, often: Duration) {
         let (shared, now) = (&self.0.shared, Instant::now());
         let server = shared.servers.server_of(&question);
-        if lock(&server.asked).is_some_and(|asked| now - asked < often) {
-            return;
+        {
+            let mut asked = lock(&server.asked);
+            if asked.is_some_and(|asked| now - asked < often) {
+                return;
+            }
+            *asked = Some(now);
         }
-        *lock(&server.asked) = Some(now);
         let recoveries = self.recoveries();
         let reply = self.ask(question, script.clone(), Deadline::of(self.timeout())).await;
         // After a late call, the requests ask again only after a while.

@@ -259,6 +259,38 @@ async fn a_call_that_is_led_to_a_silent_server_ends() {
     assert_eq!(load.end().await.refused, 0, "{:?} of {}", store.trouble(), from.port());
 }
 
+/// The outcome of a call counted at the server that had redirected it: the silent server never
+/// rested, and each call waited for its deadline.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_gets_a_slot_is_silent() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let (store, _) = load::open(Store::builder(cluster.url()).timeout(Duration::from_millis(500)));
+    let key = |tag: &str| format!("tidegate:1:{{{tag}}}:limit:fixed-864000000000000");
+    let slot = |tag: &str| -> u16 {
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key(tag)).query(&mut cluster.servers[0].connect()).unwrap()
+    };
+    let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
+    let mut at_from = tags().into_iter().filter(|tag| slot(tag) < 5461);
+    let (moved, other) = (at_from.next().unwrap(), at_from.next().unwrap());
+    assert_eq!(load::ask(&limiter(&store, &other)).await.granted, 1);
+    // The new owner has all keys of the slot: there are none.
+    to.tell(&format!("CLUSTER SETSLOT {} IMPORTING {}", slot(&moved), Cluster::id(from)));
+    from.tell(&format!("CLUSTER SETSLOT {} MIGRATING {}", slot(&moved), Cluster::id(to)));
+    to.signal("STOP");
+    let [load, others] = [&moved, &other].map(|tag| Load::start([limiter(&store, tag)]));
+    load.opened(100).await;
+    assert!(store.is_away(), "{:?}", store.counts());
+    others.granted(100).await;
+    to.signal("CONT");
+    load.granted(10).await;
+    others.granted(100).await;
+    let mut tally = load.end().await;
+    tally.add(others.end().await);
+    load::row("a server that gets a slot is silent", tally, &store);
+    assert_eq!((tally.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
+    assert!(!store.is_away());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_is_killed_and_its_replica_takes_over() {
     let Some(mut cluster) = Cluster::start(true) else { return };
