@@ -256,7 +256,7 @@ impl Set {
         let (sender, receiver) = oneshot::channel();
         let deadline = Deadline::of(self.store.timeout());
         drop(self.send(operation, costs, &[], deadline, move |reply| _ = sender.send(reply)));
-        receiver.await.unwrap_or(Err(Away::Misconfigured))
+        receiver.await.unwrap_or(Err(Away::ENDED))
     }
 
     /// The refusal that a reply reports.

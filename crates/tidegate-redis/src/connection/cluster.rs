@@ -22,7 +22,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 const SLOTS: usize = 16_384;
 
 /// A cluster, as far as it is known. It is asked for its slots when it is first needed, and again
-/// when a server fails. The server that had a slot reports when the slot moves.
+/// when a server fails or cannot be connected to. The server that had a slot reports when the slot
+/// moves.
 pub(crate) struct Cluster {
     seeds: Vec<Node>,
     map: Mutex<Map>,

@@ -98,8 +98,8 @@ impl Server {
         Arc::new(Server { wire, ..Server::default() })
     }
 
-    /// Returns whether calls wait while a text is sent to the server. One task polls all calls, so
-    /// no other call comes between a call's turn and its sending.
+    /// Returns whether calls wait while a text is sent to the server. One task polls all calls of
+    /// limiters, so none of them comes between another's turn and its sending.
     pub(super) fn has_turns(&self) -> bool {
         self.turns.load(Ordering::Relaxed) > 0
     }

@@ -19,6 +19,9 @@ impl Away {
     /// A store's thread cannot wait for a store.
     pub(crate) const WOULD_BLOCK: Away = Away::For(Duration::MAX);
 
+    /// The runtime that makes the calls has ended.
+    pub(crate) const ENDED: Away = Away::For(Duration::MAX);
+
     /// How long calls to the store remain suspended.
     pub(crate) fn rest(self) -> Duration {
         match self {

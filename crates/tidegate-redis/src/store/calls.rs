@@ -511,7 +511,7 @@ impl Shared {
                 self.report(StoreEvent::Unknown);
             }
         }
-        Away::For(Duration::MAX)
+        Away::ENDED
     }
 
     /// Records that a call has its reply.

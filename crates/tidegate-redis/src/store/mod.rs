@@ -430,7 +430,7 @@ impl Store {
     ) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
         drop(self.send(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
-        receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
+        receiver.await.unwrap_or(Err(Away::ENDED))
     }
 }
 
