@@ -112,7 +112,8 @@ impl Store {
         lock(&self.0.shared.trouble).clone()
     }
 
-    /// Returns whether calls to the store are suspended because five calls in a row have failed.
+    /// Returns whether calls to the store are suspended because five calls in a row have failed; in
+    /// a cluster, whether calls to one of its servers are.
     /// [`trouble`](Store::trouble) returns the error of the last call from the first failure on.
     ///
     /// Only a call finds out that the store is back. Without requests, the result of this method
