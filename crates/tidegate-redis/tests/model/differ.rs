@@ -117,3 +117,50 @@ fn a_tool_with_other_terms_fills_no_limit() {
         }
     }
 }
+
+/// Two forms of the fixed window had one key and different values: once the other form had written
+/// the value, the store decided no request until the key expired.
+#[test]
+fn each_policy_decides_after_each_other_one() {
+    const POLICIES: [&str; 20] = [
+        "token_bucket 50/s burst 50",
+        "token_bucket 50/s burst 50 interval_refill",
+        "token_bucket 50/s burst 50 at_wall_clock 0s",
+        "token_bucket 7/3s burst 20 tolerance 500ms",
+        "token_bucket 50/s burst 20 start_with 0",
+        "leaky_bucket 50/s capacity 20 nodelay 8",
+        "leaky_bucket 50/s",
+        "smooth_bursty 50/s max_burst 1s start_full",
+        "smooth_bursty 50/s max_burst 0s",
+        "fixed_window 50/s",
+        "fixed_window 50/s at_wall_clock 100ms",
+        "fixed_window 50/s from_first_grant",
+        "sliding_window 50/s cells 4",
+        "sliding_window 50/s cells 4 at_wall_clock 100ms",
+        "sliding_window 50/s cells 10",
+        "sliding_estimate 50/s",
+        "sliding_estimate 50/s at_wall_clock 100ms",
+        "sliding_log 50/s",
+        "sliding_log 50/s with_capacity 100",
+        "deny_all",
+    ];
+    for (old, new) in POLICIES.into_iter().flat_map(|old| POLICIES.map(|new| (old, new))) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiters = [old, new].map(|line| limiter(&store, "all", line));
+            for limiter in [&limiters[0], &limiters[1], &limiters[0]] {
+                for _ in 0..3 {
+                    // The second wait is dropped, so that its booking goes back.
+                    let waits = [limiter.acquire_many(10), limiter.acquire_many(3)];
+                    for wait in waits {
+                        _ = tokio::time::timeout(30 * MS, wait).await;
+                    }
+                }
+                let status = limiter.acquire_now(1).await;
+                assert!(!status.is_err_and(|refusal| refusal.is_degraded()), "{old}, then {new}");
+            }
+            assert_eq!(store.counts().misconfigured, 0, "{old}, then {new}: {:?}", store.trouble());
+        });
+    }
+}
