@@ -144,7 +144,8 @@ if ARGV[4] then
       local l, before = limits[i], ARGV[first + i - 1]
       local number = #before >= 8 and parse('>d', before) or -1
       -- An instant or a number that is not reached belongs to a state that was lost, or to another
-      -- clock.
+      -- clock. The numbers of a new state are larger than all earlier ones: a booking of a lost
+      -- state counts as one of this state if this state is booked as far ahead.
       local is_there = l.value and place <= l.booked and number < l.writes
       if is_there and is_predicted and number >= 0 then
         -- The limit may have changed since.

@@ -204,8 +204,9 @@ do
       if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
       -- The units that are set apart accrue again, but not at a rate of zero.
       if has_back and t[1] > 0 then need = need + apart(l, cap - need, price) end
+      -- Without a rate SmoothBursty grants nothing: the time of the next request never comes.
+      if t[1] == 0 and (t[7] == 2 or level < need) then return nil end
       if level >= need then return at end
-      if t[1] == 0 then return nil end
       return after(t, at, whole_up(need - level, t[1]))
     end,
 

@@ -67,6 +67,23 @@ fn the_largest_request_of_an_odd_rate_is_due_some_day() {
     }
 }
 
+/// Regression: a new `smooth_bursty` of rate zero granted its first request, of any size.
+#[test]
+fn a_rate_of_zero_grants_nothing_beyond_a_burst() {
+    let Some(mut store) = Store::new() else { return };
+    for (line, granted) in
+        [("smooth_bursty zero", 0), ("smooth_bursty zero start_full", 0), ("token_bucket zero burst 5", 5)]
+    {
+        let limit = Limit::new(line);
+        for n in [1_000_000, 1] {
+            let reply = &store.run(&limit, &[(TRY, START, n)])[0];
+            let expected = if n <= granted { Answer::Done } else { Answer::Refused };
+            assert_eq!(reply.answer, expected, "{line}: {n}");
+            assert!(n <= granted || reply.wait == Duration::MAX, "{line}: {n} in {:?}", reply.wait);
+        }
+    }
+}
+
 #[test]
 fn odd_rates_are_met_exactly_under_a_clock_that_steps() {
     let Some(mut store) = Store::new() else { return };
