@@ -496,6 +496,12 @@ pub(crate) fn read_span(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(count.checked_mul(nanos)?))
 }
 
+/// Returns whether a text is a whole number and a unit, and too long for [`read_span`].
+pub(crate) fn is_too_long(text: &str) -> bool {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    unit.len() < text.len() && read_span(unit).is_some() && read_span(text).is_none()
+}
+
 /// Returns how to write a duration that is recognised although [`read_span`] does not read it: one
 /// with a fraction, or with another name of the unit.
 pub(crate) fn suggested_span(text: &str) -> Option<String> {

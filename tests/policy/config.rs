@@ -131,6 +131,10 @@ fn the_error_of_a_bad_configuration_says_what_to_write() {
             "max_wait \"soon\" is not a whole number and a unit, such as 500ms, 5s, 1min or 8h",
         ),
         (
+            "leaky_bucket 5/s max_wait 999999999d",
+            "max_wait \"999999999d\" is not a whole number and a unit, at most 213503d",
+        ),
+        (
             "leaky_bucket 5/s max_wait 1.5s",
             "max_wait \"1.5s\" is not a whole number and a unit: write 1500ms",
         ),

@@ -86,6 +86,18 @@ impl fmt::Display for BuildError {
     }
 }
 
+impl BuildError {
+    /// Adds the value of the field, unless it is missing or may be a secret.
+    pub(crate) fn with_value(self, of: &str) -> BuildError {
+        match self {
+            BuildError::Field { field, allowed, .. } if !of.is_empty() && !may_be_secret(of) => {
+                BuildError::Field { field, allowed, value: Some(of.into()) }
+            }
+            error => error,
+        }
+    }
+}
+
 impl Error for BuildError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
@@ -230,4 +242,9 @@ pub(crate) async fn with_left<T>(
 /// Returns whether a refusal lacks the remaining permits although the store may know them.
 pub(crate) fn lacks_left(refusal: &AllRefusal) -> bool {
     refusal.left().is_none() && !refusal.is_degraded()
+}
+
+/// Returns whether a text may be an address, and so may contain a password.
+pub(crate) fn may_be_secret(text: &str) -> bool {
+    text.contains("://") || text.contains('@') || text.contains("pass=")
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::ConfigError;
-use crate::rate::{Rate, read_span, span_in_units, suggested_span};
+use crate::rate::{Rate, is_too_long, read_span, span_in_units, suggested_span};
 
 /// A type that a field of a configuration can have.
 pub(super) trait Field: Sized {
@@ -120,6 +120,7 @@ impl Field for Duration {
             None if value.parse::<u64>().is_ok() => {
                 format!("{form}: write {value}s, {value}ms or another unit")
             }
+            None if is_too_long(value) => format!("{form}, at most 213503d"),
             None => format!("{form}, such as 500ms, 5s, 1min or 8h"),
         };
         read_span(value).ok_or_else(|| bad(field, value, &allowed()))

@@ -13,7 +13,7 @@ use tidegate::{
 
 use crate::connection::Address;
 use crate::counting::SHORTEST_TIME_TO_LIVE;
-use crate::error::BuildError;
+use crate::error::{BuildError, may_be_secret};
 use crate::limiter::{KeyedBuilder, LimiterBuilder};
 use crate::store::{Store, StoreBuilder, WhileAway};
 
@@ -507,8 +507,7 @@ impl LimiterConfig {
         let is_set = match field {
             "in_use" => {
                 let allowed = "a whole number from 1 to 4294967295; a limit that grants nothing is deny_all";
-                let limit =
-                    value.parse::<NonZeroU32>().map_err(|_| with_value(bad(field, allowed), value))?;
+                let limit = value.parse::<NonZeroU32>().map_err(|_| bad(field, allowed).with_value(value))?;
                 self.in_use.replace(limit.get()).is_some()
             }
             // In the line the address is missing.
@@ -525,20 +524,17 @@ impl LimiterConfig {
             "tag" => self.tag.replace(value.into()).is_some(),
             "timeout" => {
                 let allowed = "a whole number above zero and a unit, such as 50ms or 1s";
-                let span = span(value).ok_or_else(|| with_value(bad(field, allowed), value))?;
+                let span = span(value).ok_or_else(|| bad(field, allowed).with_value(value))?;
                 self.timeout.replace(span).is_some()
             }
             "time_to_live" => {
                 let span = span(value).filter(|span| *span >= SHORTEST_TIME_TO_LIVE);
                 let allowed = "a whole number and a unit, at least 1s, such as 10s";
                 self.time_to_live
-                    .replace(span.ok_or_else(|| with_value(bad(field, allowed), value))?)
+                    .replace(span.ok_or_else(|| bad(field, allowed).with_value(value))?)
                     .is_some()
             }
-            "while_away" => {
-                let choice = value.parse().map_err(|error| with_value(error, value))?;
-                self.while_away.replace(choice).is_some()
-            }
+            "while_away" => self.while_away.replace(value.parse()?).is_some(),
             _ => std::mem::replace(&mut self.leased, true),
         };
         if is_set { Err(bad(field, "set once")) } else { Ok(()) }
@@ -590,16 +586,6 @@ fn bad(field: &'static str, allowed: &'static str) -> BuildError {
     BuildError::Field { field, allowed, value: None }
 }
 
-/// An error that shows the value, which may be missing.
-fn with_value(error: BuildError, of: &str) -> BuildError {
-    match error {
-        BuildError::Field { field, allowed, .. } if !of.is_empty() && !may_be_secret(of) => {
-            BuildError::Field { field, allowed, value: Some(of.into()) }
-        }
-        error => error,
-    }
-}
-
 /// A duration in the form of a policy's line: the period of a rate of one permit.
 fn span(text: &str) -> Option<Duration> {
     let begins = text.starts_with(|c: char| c.is_ascii_digit());
@@ -631,11 +617,6 @@ fn without_login(text: &str) -> String {
     };
     let servers = rest.rsplit_once('@').map_or(rest, |(_, servers)| servers);
     format!("{protocol}://{servers}")
-}
-
-/// Returns whether a text may be an address, and so may contain a password.
-fn may_be_secret(text: &str) -> bool {
-    text.contains("://") || text.contains('@') || text.contains("pass=")
 }
 
 /// Returns whether a text looks like an address with a password. A tag may be the address of a user

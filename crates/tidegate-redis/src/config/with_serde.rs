@@ -8,8 +8,8 @@ use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, Vi
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tidegate::PolicyConfig;
 
-use super::{ALONE, FIELDS, LimiterConfig, ONLY, bad, may_be_secret};
-use crate::error::{BuildError, OTHER_FIELDS};
+use super::{ALONE, FIELDS, LimiterConfig, ONLY, bad};
+use crate::error::{BuildError, OTHER_FIELDS, may_be_secret};
 
 /// Writes a map, without the user and the password of the address.
 impl Serialize for LimiterConfig {

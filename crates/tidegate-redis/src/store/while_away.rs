@@ -91,11 +91,9 @@ impl FromStr for WhileAway {
             ["closed"] => Some(WhileAway::Closed),
             _ => None,
         };
-        choice.ok_or(BuildError::Field {
-            field: "while_away",
-            allowed: "closed, wait, open, share, or share_of with a number from 1, such as share_of 8",
-            value: None,
-        })
+        let allowed = "closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
+        let error = BuildError::Field { field: "while_away", allowed, value: None };
+        choice.ok_or_else(|| error.with_value(text))
     }
 }
 
