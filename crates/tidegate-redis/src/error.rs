@@ -246,5 +246,5 @@ pub(crate) fn lacks_left(refusal: &AllRefusal) -> bool {
 
 /// Returns whether a text may be an address, and so may contain a password.
 pub(crate) fn may_be_secret(text: &str) -> bool {
-    text.contains("://") || text.contains('@') || text.contains("pass=")
+    text.contains("://") || text.contains('@') || text.contains("pass=") || text.contains("password=")
 }

@@ -619,6 +619,14 @@ fn without_login(text: &str) -> String {
     format!("{protocol}://{servers}")
 }
 
+/// Returns whether an address may end in the middle of its password: in a field of it, or before the
+/// `@` that follows it.
+fn may_be_cut(address: &str) -> bool {
+    let host = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let end = host.rsplit_once(':').map_or("", |(_, end)| end.split('/').next().unwrap_or(end));
+    address.contains("pass") || !host.contains('@') && !end.chars().all(|c| c.is_ascii_digit())
+}
+
 /// Returns whether a text looks like an address with a password. A tag may be the address of a user
 /// or of a host.
 fn has_login(text: &str) -> bool {
@@ -631,46 +639,62 @@ impl FromStr for LimiterConfig {
 
     fn from_str(line: &str) -> Result<LimiterConfig, BuildError> {
         let words: Vec<_> = line.split_whitespace().collect();
-        let at = words.iter().position(|word| FIELDS.contains(word)).unwrap_or(words.len());
-        let (policies, fields) = words.split_at(at);
-        if policies.iter().any(|word| may_be_secret(word)) {
-            // The word may be a password, which no error may show.
-            return Err(bad("store", "named before its address"));
-        }
-        let policies: Vec<_> = policies.split(|word| *word == "and").map(|words| words.join(" ")).collect();
-        let names: &[&str] = if policies.len() == 1 { &[ONLY] } else { &["first", "second"] };
-        if policies.len() > names.len() {
-            return Err(bad("policy", "one, or two with `and` between them"));
-        }
-        if at == 0 && !fields.contains(&"in_use") {
-            return Err(bad("policy", "first in a line, such as token_bucket 100/s burst 20"));
-        }
-        // A limit of permits in use has no policy.
-        let policies =
-            policies.into_iter().filter(|policy| !policy.is_empty() || !fields.contains(&"in_use"));
-        let limits = names.iter().zip(policies);
-        let limits = limits.map(|(name, policy)| Ok(((*name).to_owned(), policy.parse()?)));
-        let mut config = LimiterConfig::new(limits.collect::<Result<_, BuildError>>()?);
-        let mut fields = fields.iter().peekable();
-        while let Some(word) = fields.next() {
-            let Some(field) = FIELDS.iter().find(|field| *field == word) else {
-                let field = if may_be_secret(word) { "an address" } else { word };
-                return Err(BuildError::Unknown { field: field.into() });
-            };
-            let mut value = match *field {
-                "leased" if matches!(fields.peek(), Some(&&("true" | "false"))) => {
-                    return Err(bad("leased", "named without a value, or left out"));
-                }
-                "leased" => String::new(),
-                _ => fields.next().copied().unwrap_or_default().to_owned(),
-            };
-            if value == "share_of" {
-                value = format!("{value} {}", fields.next().copied().unwrap_or_default());
+        // An address with a space in its password ends too early: the next words are of the password.
+        let address = words.iter().position(|word| *word == "store").and_then(|at| words.get(at + 1..));
+        let is_cut = address.is_some_and(|words| match words {
+            [address, rest @ ..] => may_be_cut(address) || rest.iter().any(|word| word.contains('@')),
+            [] => false,
+        });
+        read_words(&words).map_err(|error| match error {
+            BuildError::Unknown { .. } if is_cut => {
+                bad("store", "an address; a space in its password is written as %20")
             }
-            config.set(field, &value)?;
-        }
-        config.checked()
+            BuildError::Field { field, allowed, .. } if is_cut => bad(field, allowed),
+            error => error,
+        })
     }
+}
+
+/// Reads the words of a line. An error shows the value that is wrong.
+fn read_words(words: &[&str]) -> Result<LimiterConfig, BuildError> {
+    let at = words.iter().position(|word| FIELDS.contains(word)).unwrap_or(words.len());
+    let (policies, fields) = words.split_at(at);
+    if policies.iter().any(|word| may_be_secret(word)) {
+        // The word may be a password, which no error may show.
+        return Err(bad("store", "named before its address"));
+    }
+    let policies: Vec<_> = policies.split(|word| *word == "and").map(|words| words.join(" ")).collect();
+    let names: &[&str] = if policies.len() == 1 { &[ONLY] } else { &["first", "second"] };
+    if policies.len() > names.len() {
+        return Err(bad("policy", "one, or two with `and` between them"));
+    }
+    if at == 0 && !fields.contains(&"in_use") {
+        return Err(bad("policy", "first in a line, such as token_bucket 100/s burst 20"));
+    }
+    // A limit of permits in use has no policy.
+    let policies = policies.into_iter().filter(|policy| !policy.is_empty() || !fields.contains(&"in_use"));
+    let limits = names.iter().zip(policies);
+    let limits = limits.map(|(name, policy)| Ok(((*name).to_owned(), policy.parse()?)));
+    let mut config = LimiterConfig::new(limits.collect::<Result<_, BuildError>>()?);
+    let mut fields = fields.iter().peekable();
+    while let Some(word) = fields.next() {
+        let Some(field) = FIELDS.iter().find(|field| *field == word) else {
+            let field = if may_be_secret(word) { "an address" } else { word };
+            return Err(BuildError::Unknown { field: field.into() });
+        };
+        let mut value = match *field {
+            "leased" if matches!(fields.peek(), Some(&&("true" | "false"))) => {
+                return Err(bad("leased", "named without a value, or left out"));
+            }
+            "leased" => String::new(),
+            _ => fields.next().copied().unwrap_or_default().to_owned(),
+        };
+        if value == "share_of" {
+            value = format!("{value} {}", fields.next().copied().unwrap_or_default());
+        }
+        config.set(field, &value)?;
+    }
+    config.checked()
 }
 
 /// Omits the password of the address.

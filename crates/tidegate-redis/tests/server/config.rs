@@ -254,6 +254,27 @@ fn errors_say_what_to_write() {
         }
     }
     assert!(!error("fixed_window 5/s redis+unix:?pass=hunter2").contains("hunter2"));
+    // The words of a password with spaces.
+    for address in [
+        "redis+unix:///s?pass=correct hunter2",
+        "redis+sentinel://h/name?sentinel_password=correct hunter2",
+        "redis://:correct hunter2 battery@h",
+        "redis://h:12 hunter2 34@h",
+        "redis+unix:///s?pass=correct timeout hunter2",
+    ] {
+        for fields in ["", " tag t", " tag t leased"] {
+            let line = format!("fixed_window 5/s store {address}{fields}");
+            let error = line.parse::<LimiterConfig>().expect_err(&line);
+            assert!(
+                !error.to_string().contains("hunter2") && !format!("{error:?}").contains("hunter2"),
+                "{error}"
+            );
+        }
+    }
+    let cut = error("fixed_window 5/s store redis://:correct hunter2 battery@h tag t");
+    assert_eq!(cut, "store must be an address; a space in its password is written as %20");
+    let other = error("fixed_window 5/s store redis://127.0.0.1:6379/0 tga t");
+    assert!(other.starts_with("tga: there is no such field"), "{other}");
     assert!(!error("fixed_window 5/s tag a redis+unix:?pass=hunter2").contains("hunter2"));
     assert_eq!(config("fixed_window 5/d tag https://h/a").to_string(), "fixed_window 5/d tag https://h/a");
     assert_eq!(config("fixed_window 5/d tag ann@h").to_string(), "fixed_window 5/d tag ann@h");
