@@ -243,7 +243,7 @@ impl fmt::Display for Refusal {
             }
             Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
             Refusal::Unavailable { retry_after: Nanos::MAX } => {
-                f.write_str("the limiter's store is misconfigured, retrying does not help")
+                f.write_str("the limiter's store is misconfigured or has ended, retrying does not help")
             }
             Refusal::Unavailable { retry_after } => {
                 write!(f, "the store of the limiter did not answer, retry after {retry_after}")
