@@ -259,7 +259,7 @@ do
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
-      if t[1] == 0 or level <= -MOST then return l.booked + MAX_YEARS end
+      if t[1] == 0 or level <= -MOST then return l.booked + CENTURY end
       local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
       local lasts = refills * (t[8] > 0 and t[8] or 1) + t[10]
       if l.slow > t[11] then

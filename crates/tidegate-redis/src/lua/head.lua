@@ -133,9 +133,9 @@ local MAX_PARTS = 32
 -- 3,000 bookings that are dropped in a random order have 750 runs, of a bucket with 130 kB.
 local MAX_RUNS = 1024
 local MAX_RUN_BYTES = 163840
-local YEARS = 315576000 * 1000000
+local DECADE = 315576000 * 1000000
 -- No key is kept for longer, however negative its balance is.
-local MAX_YEARS = 10 * YEARS
+local CENTURY = 10 * DECADE
 -- A limit is kept for this much longer than the wait in the reply.
 local LINGER = 10 * 1000000
 -- A request may ask again this much later than the time in the reply.

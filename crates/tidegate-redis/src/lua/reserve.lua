@@ -250,7 +250,7 @@ local function reserve(longest, is_shadow, is_behind, wants_state)
     for i = 1, due and count or 0 do
       local l = limits[i]
       if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due) then
-        l.kept, l.changed = max(l.kept, min(due, now + YEARS) + LINGER), true
+        l.kept, l.changed = max(l.kept, min(due, now + DECADE) + LINGER), true
       end
     end
     return reply(is_shadow and 2 or 0, wait or -1, tightest, 0, true)

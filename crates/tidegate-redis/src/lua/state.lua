@@ -224,7 +224,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       -- The first whole millisecond after the limit's end, but always in the future.
-      local ends = max(now, min(l.kind.expires(l), now + MAX_YEARS), l.booked, l.held, l.kept)
+      local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
       if is_real then
         call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
       else

@@ -22,7 +22,7 @@ pub(crate) const MAX_ROOM: u32 = 4096;
 pub(crate) const MAX_CELLS: u16 = 128;
 
 /// A bucket that never refills is kept for a century, in microseconds.
-const YEARS: u128 = 3_155_760_000_000_000;
+const CENTURY: u128 = 3_155_760_000_000_000;
 
 /// How much longer the full state of a limiter is kept, in microseconds, if the limiter does not
 /// start full: with a new state it would have fewer permits.
@@ -252,10 +252,10 @@ fn bucket(ending: &'static str, rate: Rate, numbers: BucketNumbers) -> Terms {
 /// The time in which `units` units accrue, in microseconds.
 fn fills_in(refill: u128, units: u128, step: i64) -> i64 {
     let micros = match refill {
-        0 => YEARS,
+        0 => CENTURY,
         refill => units.div_ceil(refill).saturating_mul(step.unsigned_abs().max(1).into()),
     };
-    i64::try_from(micros.min(YEARS)).unwrap_or(i64::MAX)
+    i64::try_from(micros.min(CENTURY)).unwrap_or(i64::MAX)
 }
 
 /// `SmoothBursty`: the next request pays.
