@@ -57,13 +57,16 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 /// Returns the permits granted to a request for at least and at most these numbers. It tries all
-/// numbers, from the largest down: slow and obvious.
+/// numbers that single requests could take, from the largest down: slow and obvious. A request for
+/// several permits may cost a quarter of a nanosecond less than single ones, and so leave one more
+/// of the kept permits.
 fn by_numbers<P: Policy>(
     limiter: &RateLimiter<P, ManualClock>,
     most: u32,
     least: u32,
+    kept: u32,
 ) -> Result<u32, Refusal> {
-    let singles = limiter.status().available.min(most.into());
+    let singles = limiter.status().available.saturating_sub(kept.into()).min(most.into());
     let singles = u32::try_from(singles).expect("at most a u32");
     let singles = if least == 0 { 0 } else { singles };
     for n in (least.saturating_add(1)..=singles).rev() {
@@ -82,6 +85,7 @@ proptest! {
         let (clock, other) = (ManualClock::new(), ManualClock::new());
         let limiter = RateLimiter::with_clock(policy.clone(), clock.clone());
         let twin = RateLimiter::with_clock(policy, other.clone());
+        let mut kept = 0;
         for act in acts {
             match act {
                 Act::Pass(span) => {
@@ -102,10 +106,11 @@ proptest! {
                     } else {
                         limiter.try_acquire_many(request).map(|grant| grant.permits())
                     };
-                    let expected = by_numbers(&twin, most, least);
+                    let expected = by_numbers(&twin, most, least, kept);
                     prop_assert_eq!(got.map_err(drop), expected.map_err(drop));
                 }
                 Act::Keep(permits) => {
+                    kept = permits;
                     for limiter in [&limiter, &twin] {
                         limiter.keep_for_priority(permits, 1);
                     }
