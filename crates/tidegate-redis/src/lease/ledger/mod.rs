@@ -554,6 +554,20 @@ mod tests {
         }
     }
 
+    /// One late reply among fast ones: the shortest of the last round trips shows nothing.
+    #[test]
+    fn leases_are_left_to_the_store_after_one_that_came_too_late() {
+        let terms = Terms::new(&"token_bucket 100/s burst 100".parse().expect("a configuration"));
+        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        for (sent, took, is_left) in [(10, 7, false), (20, 250, true)] {
+            ledger.joins(&vec![(40, 40)], true);
+            let Plan::Book(order) = ledger.plan(at(sent), 2, false) else { panic!("it books") };
+            let reply = booked(50 * MS, vec![5]);
+            _ = ledger.handle_reply(at(sent + took), &order, Ok(&reply));
+            assert_eq!(ledger.is_backing_off(at(sent + took)), is_left, "after {took} ms");
+        }
+    }
+
     /// While a failed call keeps leases from being booked, the store decides: no lease will ask for
     /// the permits of a request.
     #[test]
