@@ -1,8 +1,8 @@
 //! Waits for messages that many tasks receive, of which one may have a waker that panics.
 //!
 //! A notifier of tokio wakes all tasks in one call. If a waker panics there, the tasks behind it
-//! are never woken, and the panic reaches the sender of the message. So each task waits with a waker
-//! whose panics end here.
+//! are never woken, and the panic reaches the sender of the message. So each task waits with a
+//! [`Guarded`] waker, which catches its panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;

@@ -619,8 +619,8 @@ fn without_login(text: &str) -> String {
     format!("{protocol}://{servers}")
 }
 
-/// Returns whether an address may end in the middle of its password: in a field of it, or before the
-/// `@` that follows it.
+/// Returns whether an address may end in the middle of its password: in a field for it, or before
+/// the `@` that follows a password.
 fn may_be_cut(address: &str) -> bool {
     let host = address.split_once("://").map_or(address, |(_, rest)| rest);
     let end = host.rsplit_once(':').map_or("", |(_, end)| end.split('/').next().unwrap_or(end));
@@ -639,7 +639,8 @@ impl FromStr for LimiterConfig {
 
     fn from_str(line: &str) -> Result<LimiterConfig, BuildError> {
         let words: Vec<_> = line.split_whitespace().collect();
-        // An address with a space in its password ends too early: the next words are of the password.
+        // An address with a space in its password ends too early: the next words belong to the
+        // password.
         let address = words.iter().position(|word| *word == "store").and_then(|at| words.get(at + 1..));
         let is_cut = address.is_some_and(|words| match words {
             [address, rest @ ..] => may_be_cut(address) || rest.iter().any(|word| word.contains('@')),

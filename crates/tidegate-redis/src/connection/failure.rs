@@ -41,9 +41,9 @@ pub(super) enum Meaning {
 
 pub(super) fn meaning(error: &RedisError) -> Meaning {
     let text = error.detail().unwrap_or_default();
-    // These errors have no code of their own, or lose it: a server at its limit of connections sends
-    // the first one to any command, a script that was killed replies with the second one, and the
-    // client library drops the code of a reply to SELECT.
+    // These errors have no code of their own, or lose it: a server at its limit of connections
+    // sends the first one to any command, a script that was killed replies with the second one,
+    // and the client library drops the code of a reply to SELECT.
     let refusals = ["max number of clients", "Script killed by user", "is busy running"];
     if refusals.iter().any(|refusal| text.contains(refusal)) {
         return Meaning::Refused;

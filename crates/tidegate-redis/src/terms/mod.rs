@@ -307,8 +307,8 @@ fn largest_of(price: u64) -> Option<u64> {
 fn counted(rate: Rate, limit: i64, numbers: Numbers) -> Terms {
     let limit = limit.unsigned_abs();
     let kind = numbers.kind();
-    // Counts of windows of another length would match no window. A window that begins with its first
-    // grant has another value than one of the clock.
+    // Counts of windows of another length would match no window. The key of a window that begins
+    // with its first grant has another value than that of a window of the clock.
     let ending = match numbers {
         Numbers::Bucket(_) => kind.to_string(),
         Numbers::Fixed { length, offset: None, .. } => format!("first-{length}"),
