@@ -5,7 +5,7 @@ if ARGV[4] or operation == 'refund' then
   -- Refunds permits of a grant.
   function give(l, n, due)
     local kind = l.kind
-    if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
+    if due <= now and l.booked > now and lasts(l, due) > now then
       -- Requests take them now, like the permits of a booking that was given back.
       if kind.drop then
         n = n - kind.drop(l, due, n)

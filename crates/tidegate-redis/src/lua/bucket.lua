@@ -285,6 +285,14 @@ do
   local bucket = kinds[BUCKET]
 
   if has_back then
+    -- Until the end of its step, because nothing accrues before; or until the end of a pause that
+    -- spends the available permits.
+    function bucket.lasts(l, due)
+      local t = l.terms
+      local ends = t[8] > 0 and after(t, due, 1) or due
+      return l.spent == 1 and due < l.held and min(ends, l.held) or ends
+    end
+
     -- Permits that were given back, or are lent, change the level at each instant ahead.
     local function raise(l, units)
       l.credit = max(0, l.credit + units)

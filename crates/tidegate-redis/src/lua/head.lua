@@ -96,8 +96,9 @@
 -- reply has the number of the booking, and the value from before it if a run has that.
 --
 -- `lasts` returns the time until which the permits of a place may be granted after its instant,
--- because each window counts as many. A kind without it grants them only at the instant. A request
--- takes permits of several such places, and the rest of its permits behind the last booking.
+-- because each window, or each step of a bucket, counts as many. Any other bucket grants them only
+-- at the instant. A request takes permits of several places that last, and the rest of its permits
+-- behind the last booking.
 --
 -- If a place ends, or is the latest one of too many, it is refunded like a grant. When a booking
 -- from before the refund is undone, the refund of a place that has ended is applied again, and the

@@ -21,7 +21,7 @@ local lasts, has_ended, refund, record, load, take_parts, unload
 if has_back then
   -- Returns until when the permits of a place may be granted.
   function lasts(l, due)
-    return l.kind.lasts and l.kind.lasts(l, due) or due
+    return l.kind.lasts(l, due)
   end
 
   -- Returns whether no request can take a place anymore.
@@ -50,7 +50,7 @@ if has_back then
 
   -- Extends the list to 16 free places with at least `permits` permits, as far as `later` has
   -- places. Places that have ended are refunded on the way, up to 64 times in a call. Ended places
-  -- of a bucket, and ended places of one instant, are refunded together.
+  -- that do not last, and ended places of one instant, are refunded together.
   function load(l, permits)
     local later = l.later
     if #later == 0 then return end
@@ -69,7 +69,7 @@ if has_back then
           places[#places + 1] = place
           free, count = free + place.free, count + 1
           if count >= MAX_PLACES / 2 and free >= permits then break end
-        elseif ended and (place.due == ended.due or not l.kind.lasts) then
+        elseif ended and (place.due == ended.due or lasts(l, place.due) == place.due) then
           ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
         else
           if ended then refund(l, ended) end

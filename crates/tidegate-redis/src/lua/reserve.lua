@@ -104,8 +104,8 @@ local function earliest(l, from)
     if free >= n then return instant end
   end
   -- If a log grants permits later, they also become available again later.
-  for i = first, kind.lasts and not kind.cut and #places or 0 do
-    if is_open(l, places[i], at) then
+  for i = first, kind.cut and 0 or #places do
+    if is_open(l, places[i], at) and lasts(l, places[i].due) > at then
       local joint = kind.due(l, at, max(0, n - free))
       if joint and is_open(l, places[i], joint) then return joint end
     end

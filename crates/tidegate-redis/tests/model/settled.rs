@@ -81,6 +81,8 @@ fn tasks_that_use_less_than_they_reserve_use_the_limit() {
         ("token_bucket 1000/s burst 100", 0.99),
         ("token_bucket 1000/s burst 500", 0.8),
         ("token_bucket 1000/s burst 1000", 0.97),
+        ("token_bucket 500/500ms burst 500 interval_refill", 0.97),
+        ("token_bucket 500/500ms burst 1000 interval_refill", 0.97),
         ("smooth_bursty 1000/s max_burst 1s", 0.97),
         ("fixed_window 1000/s", 0.97),
         ("sliding_estimate 1000/s", 0.8),

@@ -306,11 +306,12 @@ pub(super) struct Net {
 }
 
 /// Policies for random requests, whose bounds [`is_within`] knows.
-pub(super) const BOUNDED: [&str; 12] = [
+pub(super) const BOUNDED: [&str; 13] = [
     "token_bucket 5/s burst 10",
     "token_bucket 10/s burst 10",
     "token_bucket 5/s burst 1",
     "token_bucket 20/s burst 60 interval_refill",
+    "token_bucket 10/s burst 10 interval_refill",
     "token_bucket 10/s burst 40",
     "smooth_bursty 10/s max_burst 4s",
     "leaky_bucket 10/s nodelay 3",
@@ -346,7 +347,9 @@ pub(super) fn is_within(limit: &Limit, grants: &[Net]) -> Result<(), String> {
                 let before = sum(began - length, began) * (began + length - last.at);
                 (limit * length, before + sum(began, last.at + 1) * length)
             }
-            Numbers::Bucket(BucketNumbers { refill, price, cap, mode, .. }) => {
+            Numbers::Bucket(BucketNumbers { refill, price, cap, mode, step, offset, .. }) => {
+                // Refills of a bucket in steps, or microseconds.
+                let refills = |at: u64| if step > 0 { (at - whole(offset)) / whole(step) } else { at };
                 // Over each duration that ends here, units accrue, and a price is paid.
                 for first in grants.iter().filter(|first| first.at <= last.at) {
                     let units = sum(first.at, last.at + 1) * whole(price);
@@ -354,7 +357,7 @@ pub(super) fn is_within(limit: &Limit, grants: &[Net]) -> Result<(), String> {
                         BucketMode::NextPays => whole(cap) + limit.terms.limit * whole(price),
                         BucketMode::Refuses | BucketMode::Stretches => whole(cap),
                     };
-                    if units > most + (last.at - first.at) * whole(refill) {
+                    if units > most + (refills(last.at) - refills(first.at)) * whole(refill) {
                         return Err(format!("{units} units from {} to {}", first.at, last.at));
                     }
                 }
@@ -674,6 +677,46 @@ fn a_request_passes_more_bookings_than_there_are_marks() {
     assert!(granted > 100 && refused > 100, "{granted} and {refused}");
 }
 
+/// Nothing accrues within a step, so permits that come back stay there until its end. A pause that
+/// ends as planned spends them, like all that is available.
+#[test]
+fn a_pause_spends_what_came_back_within_a_step() {
+    let Some(mut store) = Store::new() else { return };
+    for (keep_permits, ends, left) in [(true, false, 4), (true, true, 4), (false, true, 4), (false, false, 0)]
+    {
+        // A call during the pause, and a grant or a debit behind it, change nothing of this.
+        for (asks, takes) in [(false, false), (true, false), (false, true)] {
+            let mut limit = Limit::new("token_bucket 10/10s burst 10 interval_refill");
+            limit.key.push_str(&format!("-{keep_permits}-{ends}-{asks}-{takes}"));
+            let began = START - START % (10 * SECOND) + 10 * SECOND;
+            let mut call = |operation, seconds: u64, n: u64, before: &[u8]| {
+                store.call(operation, began + seconds * SECOND, &[limit.part(n, before)])
+            };
+            let used = call(TRY, 0, 10, &[]);
+            assert_eq!(call(ANY_WAIT, 0, 3, &[]).wait, Duration::from_secs(10));
+            call(Operation::Refund { due: used.due }, 1, 4, &[]);
+            call(pause(2, keep_permits), 2, 0, &[]);
+            if asks {
+                assert_eq!(call(TRY, 3, 1, &[]).answer, Answer::Refused);
+            }
+            if ends {
+                call(Operation::Resume, 3, 0, &[]);
+            }
+            if takes && left > 0 {
+                assert_eq!(call(TRY, 5, left, &[]).answer, Answer::Done, "{keep_permits}, {ends}");
+            } else if takes {
+                call(Operation::Debit, 5, 1, &[]);
+            }
+            let left = if takes { 0 } else { left };
+            let text = format!("{keep_permits}, {ends}, {asks}, {takes}");
+            assert_eq!(call(TRY, 6, left + 1, &[]).answer, Answer::Refused, "{text}");
+            if left > 0 {
+                assert_eq!(call(TRY, 6, left, &[]).answer, Answer::Done, "{text}");
+            }
+        }
+    }
+}
+
 /// Workers that reserve more than they use, of one limit or of two, some of which leave before
 /// their booked times. Permits that they give back are granted to others while bookings lie ahead,
 /// and not a second time.
@@ -795,13 +838,17 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
         "token_bucket 100/s burst 100",
         "token_bucket 100/s burst 40",
         "token_bucket 10/s burst 10",
+        "token_bucket 10/s burst 10 interval_refill",
         "smooth_bursty 100/s max_burst 1s",
     ];
     for (line, seed) in lines.into_iter().flat_map(|line| (0..50 * seeds()).map(move |seed| (line, seed))) {
         let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
-        let Numbers::Bucket(BucketNumbers { refill, price, cap, start, .. }) = limit.terms.numbers else {
+        let Numbers::Bucket(BucketNumbers { refill, price, cap, start, step, .. }) = limit.terms.numbers
+        else {
             panic!("{line} is no bucket");
         };
+        // The steps are those of Unix time.
+        let refills = |at: u64| i64::try_from(at).expect("an instant") / step.max(1);
         let mut random = SmallRng::seed_from_u64(seed);
         let interval = intervals(&limit, 1.0);
         let most = limit.terms.limit.min(40);
@@ -836,14 +883,14 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
             let (mut full, mut last) = (start, START);
             for (reply, n) in &grants {
                 let due = u64::try_from(reply.due).expect("an instant");
-                full = cap.min(full + refill * i64::try_from(due - last).expect("a span"));
+                full = cap.min(full + refill * (refills(due) - refills(last)));
                 full -= price * i64::try_from(*n).expect("permits");
                 last = due;
             }
             // A bucket whose last bookings were given back may report its state as of an earlier
             // time.
             if at >= last {
-                full = cap.min(full + refill * i64::try_from(at - last).expect("a span"));
+                full = cap.min(full + refill * (refills(at) - refills(last)));
                 assert!(level <= full as f64, "{line}, {seed}: {level} of {full} at {}", at - START);
             }
         }

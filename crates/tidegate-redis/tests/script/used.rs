@@ -137,6 +137,9 @@ fn a_window_is_used_as_in_one_process_while_waits_are_dropped() {
     let Some(mut store) = Store::new() else { return };
     // The maximum wait, and the least part of the use in one process.
     for (line, millis, least) in [
+        ("token_bucket 300/s burst 300 interval_refill", 500, 99),
+        ("token_bucket 300/s burst 300 interval_refill", 3000, 99),
+        ("token_bucket 150/500ms burst 300 interval_refill", 1000, 99),
         ("fixed_window 300/s", 3000, 99),
         ("sliding_window 300/s cells 10", 500, 99),
         ("sliding_window 300/s cells 10", 3000, 99),
