@@ -57,13 +57,19 @@ pub enum BuildError {
 const SHOWN: usize = 600;
 
 /// The fields of a configuration that are not fields of a policy.
-pub(crate) const OTHER_FIELDS: &str =
-    "besides the limits there are store, prefix, tag, timeout, while_away and leased";
+pub(crate) const FIELDS: [&str; 8] =
+    ["in_use", "time_to_live", "store", "prefix", "tag", "timeout", "while_away", "leased"];
+
+/// Returns the text that lists these fields.
+pub(crate) fn other_fields() -> String {
+    let [others @ .., last] = FIELDS;
+    format!("besides the limits there are {} and {last}", others.join(", "))
+}
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BuildError::Config(error @ ConfigError::Surplus { .. }) => write!(f, "{error}; {OTHER_FIELDS}"),
+            BuildError::Config(error @ ConfigError::Surplus { .. }) => write!(f, "{error}; {}", other_fields()),
             BuildError::Config(error) => error.fmt(f),
             BuildError::Policy { policy, why } => write!(f, "{policy}: {why} is not supported over a store"),
             BuildError::Name { name } => {
@@ -80,7 +86,9 @@ impl fmt::Display for BuildError {
             BuildError::Field { field, allowed, value: Some(value) } => {
                 write!(f, "{field} is {value:?}, and must be {allowed}")
             }
-            BuildError::Unknown { field } => write!(f, "{field}: there is no such field; {OTHER_FIELDS}"),
+            BuildError::Unknown { field } => {
+                write!(f, "{field}: there is no such field; {}", other_fields())
+            }
             BuildError::Store(error) => error.fmt(f),
         }
     }
@@ -246,5 +254,10 @@ pub(crate) fn lacks_left(refusal: &AllRefusal) -> bool {
 
 /// Returns whether a text may be an address, and so may contain a password.
 pub(crate) fn may_be_secret(text: &str) -> bool {
-    text.contains("://") || text.contains('@') || text.contains("pass=") || text.contains("password=")
+    text.contains("://") || text.contains('@') || has_password_field(text)
+}
+
+/// Returns whether a text names a field of an address for a password.
+pub(crate) fn has_password_field(text: &str) -> bool {
+    text.contains("pass=") || text.contains("password=")
 }

@@ -13,16 +13,12 @@ use tidegate::{
 
 use crate::connection::Address;
 use crate::counting::SHORTEST_TIME_TO_LIVE;
-use crate::error::{BuildError, may_be_secret};
+use crate::error::{BuildError, FIELDS, has_password_field, may_be_secret};
 use crate::limiter::{KeyedBuilder, LimiterBuilder};
 use crate::store::{Store, StoreBuilder, WhileAway};
 
 #[cfg(feature = "serde")]
 mod with_serde;
-
-/// The fields that are not fields of a policy.
-const FIELDS: [&str; 8] =
-    ["in_use", "time_to_live", "store", "prefix", "tag", "timeout", "while_away", "leased"];
 
 /// The name of a single limit, as in the core crate.
 const ONLY: &str = "limit";
@@ -606,17 +602,21 @@ fn span_text(span: Duration) -> String {
 /// An address without its user and password. The path of a socket may be followed by them. In a
 /// text that is not an address, their position is unknown.
 fn without_login(text: &str) -> String {
-    let plain = ["rediss", "valkeys"].into_iter().find_map(|protocol| {
-        let rest = text.strip_prefix(protocol).filter(|rest| rest.starts_with([':', '+']))?;
-        Some(format!("redis{rest}"))
-    });
-    let is_address = Address::read(plain.as_deref().unwrap_or(text), None).is_ok();
     let address = text.split_once('?').map_or(text, |(address, _)| address);
-    let Some((protocol, rest)) = address.split_once("://").filter(|_| is_address) else {
+    let Some((protocol, rest)) = address.split_once("://").filter(|_| is_address(text)) else {
         return "(no address)".into();
     };
     let servers = rest.rsplit_once('@').map_or(rest, |(_, servers)| servers);
     format!("{protocol}://{servers}")
+}
+
+/// Returns whether a text is an address, with or without the feature `tls`.
+fn is_address(text: &str) -> bool {
+    let plain = ["rediss", "valkeys"].into_iter().find_map(|protocol| {
+        let rest = text.strip_prefix(protocol).filter(|rest| rest.starts_with([':', '+']))?;
+        Some(format!("redis{rest}"))
+    });
+    Address::read(plain.as_deref().unwrap_or(text), None).is_ok()
 }
 
 /// Returns whether an address may end in the middle of its password: in a field for it, or before
@@ -630,7 +630,7 @@ fn may_be_cut(address: &str) -> bool {
 /// Returns whether a text looks like an address with a password. A tag may be the address of a user
 /// or of a host.
 fn has_login(text: &str) -> bool {
-    text.contains("://") && text.contains('@') || text.contains("pass=")
+    text.contains("://") && text.contains('@') || has_password_field(text)
 }
 
 /// Reads a line; see [Text](LimiterConfig#text).
@@ -642,17 +642,18 @@ impl FromStr for LimiterConfig {
         // An address with a space in its password ends too early: the next words belong to the
         // password.
         let address = words.iter().position(|word| *word == "store").and_then(|at| words.get(at + 1..));
-        let is_cut = address.is_some_and(|words| match words {
-            [address, rest @ ..] => may_be_cut(address) || rest.iter().any(|word| word.contains('@')),
-            [] => false,
-        });
-        read_words(&words).map_err(|error| match error {
-            BuildError::Unknown { .. } if is_cut => {
-                bad("store", "an address; a space in its password is written as %20")
-            }
-            BuildError::Field { field, allowed, .. } if is_cut => bad(field, allowed),
-            error => error,
-        })
+        let cut = || bad("store", "an address; a space in its password is written as %20");
+        let Some([address, rest @ ..]) = address else { return read_words(&words) };
+        let goes_on = rest.iter().any(|word| word.contains('@'));
+        match read_words(&words) {
+            // A word of the password is the name of a field.
+            Ok(_) if goes_on && !is_address(address) => Err(cut()),
+            Ok(config) => Ok(config),
+            Err(error) if !goes_on && !may_be_cut(address) => Err(error),
+            Err(BuildError::Unknown { .. }) => Err(cut()),
+            Err(BuildError::Field { field, allowed, .. }) => Err(bad(field, allowed)),
+            Err(error) => Err(error),
+        }
     }
 }
 

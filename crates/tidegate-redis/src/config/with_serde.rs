@@ -8,8 +8,8 @@ use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, Vi
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tidegate::PolicyConfig;
 
-use super::{ALONE, FIELDS, LimiterConfig, ONLY, bad};
-use crate::error::{BuildError, OTHER_FIELDS, may_be_secret};
+use super::{ALONE, LimiterConfig, ONLY, bad};
+use crate::error::{BuildError, FIELDS, may_be_secret, other_fields};
 
 /// Writes a map, without the user and the password of the address.
 impl Serialize for LimiterConfig {
@@ -136,7 +136,7 @@ fn of_fields(fields: Vec<(String, Value)>) -> Result<PolicyConfig, String> {
         let error = error.to_string();
         // The error of a field that the policy does not have begins with the field.
         let is_unknown = names.iter().any(|name| error.starts_with(name));
-        if is_unknown { format!("{error}; {OTHER_FIELDS}") } else { error }
+        if is_unknown { format!("{error}; {}", other_fields()) } else { error }
     })
 }
 

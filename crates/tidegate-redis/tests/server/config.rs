@@ -235,8 +235,8 @@ fn errors_say_what_to_write() {
     }
     assert_eq!(
         error(&format!("{line} prefix a burst 5")),
-        "burst: there is no such field; besides the limits there are store, prefix, tag, timeout, while_away and \
-         leased"
+        "burst: there is no such field; besides the limits there are in_use, time_to_live, store, prefix, tag, \
+         timeout, while_away and leased"
     );
     assert!(
         error(&format!("{line} tag a{{b"))
@@ -248,7 +248,11 @@ fn errors_say_what_to_write() {
     }
     assert_eq!(error("fixed_window 5/s leased"), "leased must be left out where no store is set");
     for field in ["tag", "prefix"] {
-        for address in ["redis://:hunter2@h", "redis+unix:///s?pass=hunter2"] {
+        for address in [
+            "redis://:hunter2@h",
+            "redis+unix:///s?pass=hunter2",
+            "redis+sentinel://h/name?sentinel_password=hunter2",
+        ] {
             let error = error(&format!("fixed_window 5/s {field} {address}"));
             assert_eq!(error, format!("{field} must be a name, and not an address with a password"));
         }
@@ -261,6 +265,8 @@ fn errors_say_what_to_write() {
         "redis://:correct hunter2 battery@h",
         "redis://h:12 hunter2 34@h",
         "redis+unix:///s?pass=correct timeout hunter2",
+        "redis://:correct tag hunter2@h",
+        "redis://:correct prefix hunter2@h tag t",
     ] {
         for fields in ["", " tag t", " tag t leased"] {
             let line = format!("fixed_window 5/s store {address}{fields}");
@@ -282,8 +288,8 @@ fn errors_say_what_to_write() {
     assert_eq!(error(shared), "while_away must be left out where no store is set");
     assert_eq!(
         error("fixed_window 5/s brust 5"),
-        "brust: fixed_window has only at_wall_clock and from_first_grant; besides the limits there are store, \
-         prefix, tag, timeout, while_away and leased"
+        "brust: fixed_window has only at_wall_clock and from_first_grant; besides the limits there are in_use, \
+         time_to_live, store, prefix, tag, timeout, while_away and leased"
     );
     assert_eq!(error("fixed_window 5/100ns store redis://h tag a"), {
         let policy = "fixed_window 5/100ns";
@@ -466,7 +472,7 @@ mod with_serde {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
         }
-        let of_limiter = "besides the limits there are store, prefix, tag, timeout, while_away and leased";
+        let of_limiter = "besides the limits there are in_use, time_to_live, store, prefix, tag, timeout, while_away";
         for (text, message) in [
             (format!("{policy}queue_bounds = 5"), "queue_bounds: fixed_window has only at_wall_clock and"),
             (format!("{policy}queue_bounds = 5"), of_limiter),
