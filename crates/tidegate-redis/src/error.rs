@@ -69,7 +69,9 @@ pub(crate) fn other_fields() -> String {
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BuildError::Config(error @ ConfigError::Surplus { .. }) => write!(f, "{error}; {}", other_fields()),
+            BuildError::Config(error @ ConfigError::Surplus { .. }) => {
+                write!(f, "{error}; {}", other_fields())
+            }
             BuildError::Config(error) => error.fmt(f),
             BuildError::Policy { policy, why } => write!(f, "{policy}: {why} is not supported over a store"),
             BuildError::Name { name } => {

@@ -26,7 +26,6 @@ use crate::store::{Away, Deadline, Store, Unsent, WhileAway};
 use crate::terms::Terms;
 
 /// One limit of a set.
-#[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) terms: Terms,
@@ -374,11 +373,17 @@ fn less(span: Duration, passed: Duration) -> Duration {
     if span == Duration::MAX { span } else { span.saturating_sub(passed) }
 }
 
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.config)
+    }
+}
+
 impl fmt::Debug for Prepared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prepared")
             .field("store", &self.store)
-            .field("members", &self.members)
+            .field("limits", &self.members)
             .finish_non_exhaustive()
     }
 }
@@ -393,13 +398,4 @@ pub(crate) enum Fallback {
     /// A pause that this process knows of: requests that may wait for its end ask again then, and
     /// the others are refused.
     Paused(AllRefusal),
-}
-
-impl fmt::Debug for Set {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Set")
-            .field("store", &self.store)
-            .field("members", &self.members)
-            .finish_non_exhaustive()
-    }
 }

@@ -183,6 +183,7 @@ impl CountingBuilder {
             limit: AtomicU32::new(limit),
             line: Mutex::new(Line::default()),
             changed: Notify::new(),
+            clock: DefaultClock::new(),
         };
         Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))
     }
@@ -207,6 +208,13 @@ impl StoreCountingLimit {
     /// Returns `false`, and changes nothing, if this limit already has its own observer.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.observers.observe(events)
+    }
+
+    /// Returns the clock by which [`Pause::until`] has its time, like
+    /// [`StoreLimiter::clock`](crate::StoreLimiter::clock).
+    #[must_use]
+    pub fn clock(&self) -> &DefaultClock {
+        &self.0.clock
     }
 
     /// Returns a snapshot of the limit, like [`AnyLimiter::status`], without blocking a thread.
@@ -259,7 +267,7 @@ impl StoreCountingLimit {
     }
 
     fn begin_pause(&self, pause: Pause) -> Operation {
-        let now = DefaultClock::new().now();
+        let now = self.clock().now();
         let span = pause.end(now).saturating_since(now).as_duration();
         self.0.observers.report(|events| events.paused(span));
         Operation::Pause(span)
@@ -436,6 +444,11 @@ impl Limiter for StoreCountingLimit {
 
     /// Charges nothing: no call would give the permits back.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        costs.costs().try_for_each(|(name, _)| check_name(name))
+    }
+
+    /// Gives nothing back: permits go back when they are dropped.
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         costs.costs().try_for_each(|(name, _)| check_name(name))
     }
 

@@ -1,5 +1,6 @@
 //! [`StoreKeyedLimiter`]: limits for each key, prepared once.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,10 +95,9 @@ use crate::store::Store;
 /// # let _ = users;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StoreKeyedLimiter(Arc<Keyed>);
 
-#[derive(Debug)]
 struct Keyed {
     /// The prefix of each key in its tag. The tag of key `k` is that of `tag:k`.
     tag: String,
@@ -339,6 +339,17 @@ impl StoreKeyedLimiter {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.tags.is_closed()
+    }
+}
+
+/// Omits the keys.
+impl fmt::Debug for StoreKeyedLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreKeyedLimiter")
+            .field("store", &self.0.prepared.store)
+            .field("limits", &self.0.prepared.members)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
     }
 }
 

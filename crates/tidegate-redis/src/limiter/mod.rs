@@ -6,6 +6,7 @@ mod request;
 mod reserved;
 mod tags;
 
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tidegate::{
-    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status, Timer,
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, DefaultClock,
+    Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status, Timer,
 };
 
 pub use builder::LimiterBuilder;
@@ -116,7 +117,7 @@ use reserved::StoreReservation;
 /// calls. On such a thread, a call that would block sends nothing, and is refused at once with
 /// [`Refusal::Unavailable`]. There, `status` reports that nothing is available, and `resume` does
 /// not wait for its message, and returns `false`. Spawn a task that awaits the permits instead.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StoreLimiter(Arc<Line>, Blocks);
 
 impl StoreLimiter {
@@ -182,6 +183,13 @@ impl StoreLimiter {
     /// ```
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.set.observers.observe(events)
+    }
+
+    /// Returns the clock by which [`Pause::until`] has its time. It begins when the limiter is
+    /// built. The store decides by its own clock.
+    #[must_use]
+    pub fn clock(&self) -> &DefaultClock {
+        &self.0.set.clock
     }
 
     /// Resets every limit to its initial state, for all processes: permits taken before no longer
@@ -320,7 +328,7 @@ impl StoreLimiter {
 
     /// Pauses this process. Returns the operation that pauses the store.
     fn begin_pause(&self, pause: Pause) -> Operation {
-        let now = DefaultClock::new().now();
+        let now = self.0.set.now();
         let span = pause.end(now).saturating_since(now).as_duration();
         if let Some(leases) = &self.0.leases {
             leases.end();
@@ -561,6 +569,16 @@ impl StoreLimiter {
     }
 }
 
+/// Omits the tag, which may have the key of a user.
+impl fmt::Debug for StoreLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreLimiter")
+            .field("store", &self.0.set.store)
+            .field("limits", &self.0.set.members)
+            .finish_non_exhaustive()
+    }
+}
+
 calls!(StoreLimiter);
 
 impl Limiter for StoreLimiter {
@@ -660,6 +678,11 @@ impl Limiter for StoreLimiter {
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         self.0.set.send_detached(Operation::Debit, &self.debited(costs)?, &[]);
         Ok(())
+    }
+
+    /// Gives nothing back: the store would have to know when the permits were granted.
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.debited(costs).map(drop)
     }
 
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {

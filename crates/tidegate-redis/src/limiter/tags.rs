@@ -33,13 +33,13 @@ const MAX_LINGERING: usize = 16_384;
 /// A table with at most this many slots does not shrink.
 const SMALL: usize = 1024;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Tags {
     table: Mutex<Table>,
     lingering: AtomicUsize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Table {
     lines: HashMap<String, Weak<Line>>,
     bounds: QueueBounds,

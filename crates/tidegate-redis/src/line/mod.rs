@@ -87,7 +87,6 @@ mod state;
 mod ticket;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -491,11 +490,5 @@ impl Drop for ScheduledVisit {
             };
             while line.visit(requeue_paused) {}
         }
-    }
-}
-
-impl fmt::Debug for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.set.fmt(f)
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tidegate::{
-    AllPermits, AllRefusal, AllRequest, AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull,
+    AllPermits, AllRefusal, AllRequest, AnyLimiter, Clock, DefaultClock, Nanos, Pause, QueueBounds, Refusal,
+    Request, WhenFull,
 };
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
@@ -266,6 +267,27 @@ fn a_wait_that_is_due_when_a_pause_begins_gets_nothing_from_the_share() {
         let last = waiting.pop().unwrap();
         assert!(last.await.unwrap().is_degraded());
         assert!(began.elapsed() >= 10 * SECOND, "{:?}", began.elapsed());
+    });
+}
+
+/// The time of the pause was that of a clock that began with the call: a pause of five seconds
+/// lasted an hour more.
+#[test]
+fn a_pause_until_a_time_ends_at_that_time() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
+        let in_use = store.counting("jobs", 1).build().unwrap();
+        sleep(60 * MINUTE).await;
+        let in_five = |clock: &DefaultClock| clock.now().saturating_add(Nanos::from_duration(5 * SECOND));
+        limiter.pause(Pause::until(in_five(limiter.clock()))).await.unwrap();
+        in_use.pause(Pause::until(in_five(in_use.clock()))).await.unwrap();
+        for paused_for in
+            [limiter.status().await.unwrap(), in_use.status().await.unwrap()].map(|of| of.paused_for)
+        {
+            assert!(paused_for > 4900 * MS && paused_for <= 5 * SECOND, "{paused_for:?}");
+        }
     });
 }
 

@@ -472,7 +472,8 @@ mod with_serde {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
         }
-        let of_limiter = "besides the limits there are in_use, time_to_live, store, prefix, tag, timeout, while_away";
+        let of_limiter =
+            "besides the limits there are in_use, time_to_live, store, prefix, tag, timeout, while_away";
         for (text, message) in [
             (format!("{policy}queue_bounds = 5"), "queue_bounds: fixed_window has only at_wall_clock and"),
             (format!("{policy}queue_bounds = 5"), of_limiter),

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod api_shape;
 mod blocking;
 mod config;
 mod counting;

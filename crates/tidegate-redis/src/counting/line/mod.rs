@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::Value;
-use tidegate::{AllRefusal, Left, Refusal};
+use tidegate::{AllRefusal, DefaultClock, Left, Refusal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -52,6 +52,7 @@ pub(super) struct Shared {
     pub(super) known_pause: PauseOfKeys,
     /// Notified when there is a reason for a call.
     pub(super) changed: Notify,
+    pub(super) clock: DefaultClock,
 }
 
 #[derive(Debug, Default)]
