@@ -45,8 +45,8 @@ impl Sentinels {
             let i = (first + rank) % count;
             let deadline = Instant::now() + ANSWER;
             match in_time(deadline, self.address_by(&self.sentinels[i])).await {
-                Ok((host, port)) => ((true, rank), i, in_time(deadline, self.primary_at(&host, port)).await),
-                Err(failure) => ((false, rank), i, Err(failure)),
+                Ok((host, port)) => (true, rank, i, in_time(deadline, self.primary_at(&host, port)).await),
+                Err(failure) => (false, rank, i, Err(failure)),
             }
         };
         let mut asked = FuturesUnordered::from_iter([ask(0)]);
@@ -55,18 +55,23 @@ impl Sentinels {
             asked.extend((1..count).map(ask));
         }
         let mut answers = pin!(stream::iter(alone).chain(asked));
-        let mut last = ((false, 0), Failure::NotRun("no sentinel reported a primary".into()));
-        while let Some((order, i, answer)) = answers.next().await {
+        let mut last = ((false, false, 0), Failure::NotRun("no sentinel reported a primary".into()));
+        while let Some((is_of_primary, rank, i, answer)) = answers.next().await {
             match answer {
                 Ok(link) => {
                     self.first.store(i, Ordering::Relaxed);
                     return Ok(link);
                 }
-                // If all fail, a primary that a sentinel reported counts more than a sentinel that
-                // knows none: it may have lost its state. Of equal failures that of the last
-                // sentinel in the order of the address is returned, whichever replies last.
-                Err(failure) if order >= last.0 => last = (order, failure),
-                Err(_) => {}
+                // If all fail, the primary that a sentinel reported counts more than a sentinel, and
+                // a sentinel that is away more than one that knows no primary: it may have lost its
+                // state. Of equal failures that of the last sentinel in the order of the address is
+                // returned, whichever replies last.
+                Err(failure) => {
+                    let order = (is_of_primary, !matches!(failure, Failure::Misconfigured(_)), rank);
+                    if order >= last.0 {
+                        last = (order, failure);
+                    }
+                }
             }
         }
         Err(last.1)
@@ -142,9 +147,14 @@ mod tests {
         let port = unused.expect("an address").port().to_string();
         let reports = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
         let (informed, ignorant) = (sentinel(reports).await, sentinel("*-1\r\n".into()).await);
-        for (sentinels, is_outage) in
-            [([&informed, &ignorant], true), ([&ignorant, &informed], true), ([&ignorant, &ignorant], false)]
-        {
+        let absent = format!("127.0.0.1:{port}");
+        for (sentinels, is_outage) in [
+            ([&informed, &ignorant], true),
+            ([&ignorant, &informed], true),
+            ([&absent, &ignorant], true),
+            ([&ignorant, &absent], true),
+            ([&ignorant, &ignorant], false),
+        ] {
             let url = format!("redis+sentinel://{},{}/name", sentinels[0], sentinels[1]);
             let Ok(Address::Sentinels { sentinels, name, login }) = Address::read(&url, None) else {
                 panic!("no sentinels in {url}")
