@@ -306,7 +306,7 @@ impl Set {
             return Fallback::Grant;
         }
         let limits = self.members.iter().map(|member| (member.name.as_str(), &member.config));
-        match self.store.share(&self.tag, limits, booked) {
+        match self.store.share(&self.tag, &self.keys[0], limits, booked) {
             Some(Ok(share)) => Fallback::Share(share.into()),
             Some(Err(refusal)) => Fallback::Refuse(self.by_share(refusal, undecided.rest())),
             None => Fallback::Refuse(self.unavailable(undecided)),

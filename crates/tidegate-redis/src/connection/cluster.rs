@@ -155,8 +155,13 @@ impl Cluster {
     }
 
     #[cfg(test)]
-    pub(super) fn find_all(&self) {
-        self.learn(&[Range { first: 0, last: SLOTS - 1, host: "127.0.0.1".into(), port: 1 }]);
+    pub(super) fn find_all(&self, servers: u16) {
+        let first = |server: u16| usize::from(server) * SLOTS / usize::from(servers);
+        let range = |server: u16| {
+            let (first, last) = (first(server), first(server + 1) - 1);
+            Range { first, last, host: "127.0.0.1".into(), port: server + 1 }
+        };
+        self.learn(&(0..servers).map(range).collect::<Vec<_>>());
     }
 
     /// Learns from a redirection which server has a slot.
@@ -225,7 +230,7 @@ pub(super) fn slot_of(cmd: &Cmd) -> usize {
 }
 
 /// The slot of a key: that of its tag, if it has one.
-fn slot(key: &[u8]) -> usize {
+pub(super) fn slot(key: &[u8]) -> usize {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let tag = &key[open + 1..];
         tag.iter().position(|byte| *byte == b'}').map(|close| &tag[..close])

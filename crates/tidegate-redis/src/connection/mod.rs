@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::lock::lock;
 use crate::script::Script;
-use cluster::{Cluster, slot_of};
+use cluster::{Cluster, slot, slot_of};
 use failure::Meaning;
 use sentinel::Sentinels;
 
@@ -79,11 +79,19 @@ impl Servers {
         }
     }
 
-    /// Gives all slots to one server of a cluster, as if the cluster had replied so.
+    /// The server that has a key, as far as it is known.
+    pub(crate) fn server_of_key(&self, key: &str) -> Arc<Server> {
+        match self {
+            Servers::One(server) => server.clone(),
+            Servers::Cluster(cluster) => cluster.owner(slot(key.as_bytes())),
+        }
+    }
+
+    /// Divides all slots between some servers of a cluster, as if the cluster had replied so.
     #[cfg(test)]
-    pub(crate) fn find_all(&self) {
+    pub(crate) fn find_all(&self, servers: u16) {
         if let Servers::Cluster(cluster) = self {
-            cluster.find_all();
+            cluster.find_all(servers);
         }
     }
 

@@ -19,6 +19,7 @@ use crate::jitter::jittered;
 use crate::late::LateCalls;
 use crate::lock::lock;
 use crate::script::Script;
+use crate::share::Silence;
 
 /// The maximum duration of an attempt to connect. Calls do not wait for it beyond their own
 /// deadline.
@@ -31,6 +32,7 @@ pub(crate) struct Server {
     pub(crate) breaker: Mutex<Breaker>,
     pub(crate) congestion: Congestion,
     pub(crate) late: Mutex<LateCalls>,
+    pub(crate) silence: Mutex<Silence>,
     /// When a queue last asked whether the server is back.
     pub(crate) asked: Mutex<Option<tokio::time::Instant>>,
     /// With the number of the connection, so that a call drops the connection that failed it.

@@ -84,10 +84,12 @@ use crate::terms::{Kind, Numbers, Terms};
 mod bucket;
 mod part;
 mod period;
+mod silence;
 mod tidy;
 
 use part::{by_wall, part_of};
 use period::{Period, micros};
+pub(crate) use silence::Silence;
 pub(crate) use tidy::OFTEN as TIDIES;
 use tidy::Tidied;
 
@@ -108,20 +110,21 @@ pub(crate) struct Shares {
     clock: OnceLock<DefaultClock>,
     /// The last time that the store booked for a line that was dropped.
     booked_till: Mutex<Option<Instant>>,
-    /// When the store had replied last before an outage, and when the first request was decided in
-    /// that outage.
-    decides_since: Mutex<Option<(Instant, Instant)>>,
     tidied: Tidied,
 }
 
-/// What a process knows about the store when it decides a request without it.
+/// What a process knows about the server of a limit when it decides a request without it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outage {
     /// How many processes share the limits.
     pub(crate) processes: NonZeroU32,
-    /// When the store replied last.
+    /// When the server replied last.
     pub(crate) answered: Instant,
-    /// How long ago the store replied last, or the last booked time passed.
+    /// When this process decided the first request in this outage. The shares of some tags begin
+    /// later, or were forgotten. The bookings of the store do not lie further ahead of them for
+    /// that reason.
+    pub(crate) decides_since: Instant,
+    /// How long ago the server replied last, or the last booked time passed.
     pub(crate) silence: Duration,
     /// The Unix time by the server's clock; `None` if it is unknown.
     pub(crate) time: Option<Duration>,
@@ -221,8 +224,7 @@ impl Shares {
         let since_booked = lock(&self.booked_till).map_or(Duration::MAX, |till| till.elapsed());
         let silence = outage.silence.min(since_booked);
         let outage = Outage { time: Some(outage.time.unwrap_or(wall)), silence, ..outage };
-        let since = self.decides_since(outage.answered);
-        let booked = || booked().of_all(outage.answered.elapsed(), since.elapsed());
+        let booked = || booked().of_all(outage.answered.elapsed(), outage.decides_since.elapsed());
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, config) in limits {
@@ -241,17 +243,6 @@ impl Shares {
     fn clock(&self) -> (&DefaultClock, Duration) {
         let clock = self.clock.get_or_init(DefaultClock::new);
         (clock, clock.unix_time_at_zero() + clock.now().as_duration())
-    }
-
-    /// Returns when the first request was decided in the outage before which the store replied last
-    /// at `answered`. The shares of some tags begin later, or were forgotten. The bookings of the
-    /// store do not lie further ahead of them for that reason.
-    fn decides_since(&self, answered: Instant) -> Instant {
-        let mut since = lock(&self.decides_since);
-        match *since {
-            Some((of, first)) if of == answered => first,
-            _ => since.insert((answered, Instant::now())).1,
-        }
     }
 
     fn share(
@@ -319,8 +310,10 @@ impl Share {
             None => booked(),
         };
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
-        let less = if self.reduction_period.is_running(outage) { self.less } else { 0 };
-        if (less == 0 && ahead.is_zero() && earlier.is_empty()) || !self.first.is_running(outage) {
+        let less = if self.reduction_period.is_running(outage.silence, outage.time) { self.less } else { 0 };
+        if (less == 0 && ahead.is_zero() && earlier.is_empty())
+            || !self.first.is_running(outage.silence, outage.time)
+        {
             return;
         }
         let after = of_this_outage.map(|began| began.after).or_else(|| match ahead {
@@ -345,9 +338,7 @@ impl Share {
         }
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MAX_TAGS {
-            begun.retain(|_, began| {
-                self.first.is_running(Outage { silence: began.after.elapsed(), ..outage })
-            });
+            begun.retain(|_, began| self.first.is_running(began.after.elapsed(), outage.time));
         }
         if begun.len() < MAX_TAGS {
             begun.insert(tag.to_owned(), new);
@@ -406,7 +397,7 @@ impl Share {
     fn serves(&self, outage: Outage, ahead: Duration) -> bool {
         match (self.first, self.numbers) {
             // The first period of any outage ends with the window.
-            (Period::Window(..), _) => self.first.is_running(outage),
+            (Period::Window(..), _) => self.first.is_running(outage.silence, outage.time),
             // Requests that wait get their due times now.
             (Period::For(length), _) if ahead > Duration::ZERO => outage.silence <= length / 8,
             (Period::For(length), Numbers::Fixed { .. }) => outage.silence < length,
@@ -429,6 +420,12 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An outage of one of four processes, which decided its first request when the store went away.
+    fn outage(answered: Instant, time: Option<Duration>) -> Outage {
+        let processes = NonZeroU32::new(4).expect("not zero");
+        Outage { processes, answered, decides_since: answered, silence: answered.elapsed(), time }
+    }
 
     /// Regression: a bucket continued to refill while the store was back, and a window began with
     /// its whole share when the first period of the earlier outage was over.
@@ -459,11 +456,10 @@ mod tests {
             let config: PolicyConfig = line.parse().expect("a configuration");
             let (shares, start) = (Shares::default(), Instant::now());
             let take_all = |answered: Instant| {
-                let processes = NonZeroU32::new(4).expect("not zero");
                 let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
-                let outage = Outage { processes, answered, silence: answered.elapsed(), time };
+                let outage = outage(answered, time);
                 // Forgetting shares changes no decision.
-                _ = shares.tidy(outage);
+                _ = shares.tidy(time);
                 let is_granted = || {
                     let limits = [("calls", &config)].into_iter();
                     let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
@@ -503,9 +499,8 @@ mod tests {
             let (shares, start) = (Shares::default(), Instant::now());
             for (after, expected) in asked {
                 tokio::time::sleep_until(start + Duration::from_secs(*after)).await;
-                let processes = NonZeroU32::new(4).expect("not zero");
                 let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
-                let outage = Outage { processes, answered: start, silence: start.elapsed(), time };
+                let outage = outage(start, time);
                 let booked = || LastBooking {
                     ahead: Duration::from_secs(50).saturating_sub(start.elapsed()),
                     ago: start.elapsed().saturating_sub(Duration::from_secs(50)),
@@ -540,10 +535,9 @@ mod tests {
             let (shares, start) = (Shares::default(), Instant::now());
             for after in [0, 150, 220, 221] {
                 tokio::time::sleep_until(start + Duration::from_secs(after)).await;
-                let processes = NonZeroU32::new(4).expect("not zero");
                 let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
-                let outage = Outage { processes, answered: start, silence: start.elapsed(), time };
-                _ = shares.tidy(outage);
+                let outage = outage(start, time);
+                _ = shares.tidy(time);
                 let wait = Duration::from_secs(5);
                 let elapsed = start.elapsed();
                 let (ahead, ago) = (wait.saturating_sub(elapsed), elapsed.saturating_sub(wait));
@@ -570,8 +564,7 @@ mod tests {
             let (shares, mut granted) = (Shares::default(), 0);
             for _ in 0..60 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                let (processes, answered) = (NonZeroU32::new(4).expect("not zero"), Instant::now());
-                let outage = Outage { processes, answered, silence: Duration::ZERO, time: None };
+                let outage = outage(Instant::now(), None);
                 let limits = [("calls", &config)].into_iter();
                 let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
                 granted += usize::from(limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok()));
@@ -594,9 +587,9 @@ mod tests {
             ("smooth_bursty 40/s", 11),
         ] {
             let config: PolicyConfig = line.parse().expect("a configuration");
-            let (shares, processes) = (Shares::default(), NonZeroU32::new(4).expect("not zero"));
+            let shares = Shares::default();
             let granted = |answered: Instant, ahead: Duration| {
-                let outage = Outage { processes, answered, silence: answered.elapsed(), time: None };
+                let outage = outage(answered, None);
                 let ago = if ahead.is_zero() { Duration::MAX } else { Duration::ZERO };
                 let limits = [("calls", &config)].into_iter();
                 let limiter =
@@ -634,8 +627,7 @@ mod tests {
         ] {
             let (shares, began) = (Shares::default(), tokio::time::Instant::now());
             let is_granted = || {
-                let processes = NonZeroU32::new(4).expect("not zero");
-                let outage = Outage { processes, answered: began, silence: began.elapsed(), time: None };
+                let outage = outage(began, None);
                 let limits = [("calls", &config)].into_iter();
                 let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
                 limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::Outage;
 use crate::terms::{BucketNumbers, Numbers};
 
 /// A time that begins with the last reply of the store.
@@ -44,8 +43,9 @@ impl Period {
         }
     }
 
-    /// Returns whether the period is not over.
-    pub(super) fn is_running(self, Outage { silence, time, .. }: Outage) -> bool {
+    /// Returns whether the period is not over, after a silence of this duration, at this time of the
+    /// server's clock.
+    pub(super) fn is_running(self, silence: Duration, time: Option<Duration>) -> bool {
         match self {
             Period::For(length) => silence < length,
             Period::Window(length, offset) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{Outage, Share, Shares};
+use super::{Share, Shares};
 use crate::lock::lock;
 
 /// How often a process that has shares checks which of them it can forget.
@@ -21,17 +21,17 @@ impl Shares {
         !self.tidied.0.load(Ordering::Relaxed) && !self.tidied.0.swap(true, Ordering::Relaxed)
     }
 
-    /// Forgets the tags that are full again (as new), and the limits without tags. Returns whether
-    /// there are no shares.
-    pub(crate) fn tidy(&self, outage: Outage) -> bool {
+    /// Forgets the tags that are full again (as new), and the limits without tags, at this time of
+    /// the server's clock. Returns whether there are no shares.
+    pub(crate) fn tidy(&self, time: Option<Duration>) -> bool {
         let shares: Vec<Arc<Share>> = lock(&self.limits)
             .values()
             .flat_map(|current| [&current.share].into_iter().chain(&*current.earlier))
             .cloned()
             .collect();
-        let outage = Outage { time: Some(outage.time.unwrap_or(self.clock().1)), ..outage };
+        let time = time.unwrap_or_else(|| self.clock().1);
         // This takes a while, in which other requests ask for shares.
-        shares.iter().for_each(|share| share.tidy(outage));
+        shares.iter().for_each(|share| share.tidy(time));
         drop(shares);
         let mut limits = lock(&self.limits);
         limits.retain(|_, current| {
@@ -53,10 +53,10 @@ impl Shares {
 }
 
 impl Share {
-    fn tidy(&self, outage: Outage) {
+    fn tidy(&self, time: Duration) {
         self.tags.sweep();
         let mut begun = lock(&self.begun);
-        begun.retain(|_, began| self.first.is_running(Outage { silence: began.after.elapsed(), ..outage }));
+        begun.retain(|_, began| self.first.is_running(began.after.elapsed(), Some(time)));
         begun.shrink_to_fit();
     }
 

@@ -50,8 +50,6 @@ pub(super) struct Shared {
     pub(super) trouble: Mutex<Option<StoreError>>,
     pub(super) clients: Clients,
     pub(super) events: Option<Arc<dyn Events>>,
-    /// When the store last replied, or was opened.
-    pub(super) answered: Mutex<Instant>,
     /// Notified when a server replies after its last call had failed, or after a late call.
     pub(super) back: watch::Sender<()>,
     /// The number of those notifications.
@@ -212,7 +210,6 @@ impl Shared {
             trouble: Mutex::default(),
             clients: Clients::default(),
             events,
-            answered: Mutex::new(Instant::now()),
             back: watch::Sender::new(()),
             recoveries: AtomicU64::new(0),
             pending: Arc::default(),
@@ -522,7 +519,6 @@ impl Shared {
         // Relaxed: an independent hint.
         self.is_far.store(server.congestion.replied(asked, took, self.timeout), Ordering::Relaxed);
         *lock(&self.trouble) = None;
-        *lock(&self.answered) = now;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.report(StoreEvent::Answered(took));
         self.is_well(server, admission, asked);
@@ -533,6 +529,7 @@ impl Shared {
 
     /// Records that a server replied to a call that was sent at `asked`.
     fn is_well(&self, server: &Server, admission: Admission, asked: Instant) {
+        lock(&server.silence).end();
         self.answers(&server.breaker, admission);
         if lock(&server.late).replied(asked) {
             self.recovered();
@@ -640,12 +637,47 @@ mod tests {
             shared.failed(&stand_in, Admission::Allow, failure, false);
         }
         assert!(store.is_away());
-        shared.servers.find_all();
+        shared.servers.find_all(1);
         let server = shared.servers.server_of(&by_hash);
         assert!(!Arc::ptr_eq(&server, &stand_in));
         shared.replied(&server, Admission::Allow, now);
         assert!(!store.is_away());
         assert_eq!(store.recoveries(), 1);
+    }
+
+    /// The replies of the other servers of a cluster began an outage each time: the shares of a
+    /// server that was away had an n-th of their n-th in every window.
+    #[tokio::test(start_paused = true)]
+    async fn shares_of_a_server_grow_although_others_reply() {
+        let address = Address::read("redis+cluster://127.0.0.1:1", None).expect("an address");
+        let servers = Servers::at(address, key::of_test("tidegate"));
+        let four = std::num::NonZeroU32::new(4).expect("not zero");
+        let builder = Store::builder("redis+cluster://127.0.0.1:1");
+        let builder = builder.while_away(crate::WhileAway::ShareOf(four));
+        let (store, _work) = builder.parts(servers).expect("a store");
+        let shared = &store.0.shared;
+        shared.servers.find_all(2);
+        let (away, other) = (shared.servers.server_of_key("foo"), shared.servers.server_of_key("{user1000}"));
+        assert!(!Arc::ptr_eq(&away, &other));
+        for (line, expected) in [
+            ("sliding_log 40/2s", [2, 10, 10, 10]),
+            ("token_bucket 8/2s burst 8 interval_refill", [0, 2, 2, 2]),
+        ] {
+            lock(&away.silence).end();
+            let config: tidegate::PolicyConfig = line.parse().expect("a configuration");
+            for (window, expected) in expected.into_iter().enumerate() {
+                let mut granted = 0;
+                for _ in 0..200 {
+                    shared.replied(&other, Admission::Allow, Instant::now());
+                    let limits = [("calls", &config)].into_iter();
+                    let share = store.share("all", "foo", limits, &|| crate::share::LastBooking::NONE);
+                    let share = share.expect("shares").expect("a share");
+                    granted += usize::from(share.try_acquire().is_ok());
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                assert_eq!(granted, expected, "{line}, window {window}");
+            }
+        }
     }
 
     /// Calls of a process without a free processor were made late, and had hardly any time for

@@ -164,15 +164,20 @@ impl Store {
         }
     }
 
-    /// Returns this process's limiter for the limits of a tag while the store is away; `None` if
-    /// this process grants no shares.
+    /// Returns this process's limiter for the limits of a tag while the server that has this key is
+    /// away; `None` if this process grants no shares.
     pub(crate) fn share<'a>(
         &self,
         tag: &str,
+        key: &str,
         limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
         booked: &dyn Fn() -> LastBooking,
     ) -> Option<Result<AllOf, AllRefusal>> {
-        let share = self.0.shares.limiter(tag, limits, self.0.outage(self.processes()?), booked);
+        let processes = self.processes()?;
+        let (answered, decides_since) = lock(&self.0.shared.servers.server_of_key(key).silence).times();
+        let (silence, time) = (answered.elapsed(), self.0.shared.clients.server_time());
+        let outage = Outage { processes, answered, decides_since, silence, time };
+        let share = self.0.shares.limiter(tag, limits, outage, booked);
         if self.0.shares.start_tidying() {
             self.spawn(Box::pin(tidy::tidy(Arc::downgrade(&self.0))));
         }
@@ -432,15 +437,6 @@ impl Store {
         let (sender, receiver) = oneshot::channel();
         drop(self.send(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
         receiver.await.unwrap_or(Err(Away::ENDED))
-    }
-}
-
-impl Inner {
-    /// The current outage, if there is one.
-    fn outage(&self, processes: NonZeroU32) -> Outage {
-        let answered = *lock(&self.shared.answered);
-        let time = self.shared.clients.server_time();
-        Outage { processes, answered, silence: answered.elapsed(), time }
     }
 }
 

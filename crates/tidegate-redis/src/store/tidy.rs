@@ -1,6 +1,5 @@
 //! Removes the shares of an outage when it is over.
 
-use std::num::NonZeroU32;
 use std::sync::Weak;
 
 use crate::share;
@@ -11,7 +10,7 @@ pub(super) async fn tidy(store: Weak<Inner>) {
     loop {
         tokio::time::sleep(share::TIDIES).await;
         let Some(inner) = store.upgrade() else { return };
-        if inner.shares.tidy(inner.outage(NonZeroU32::MIN)) {
+        if inner.shares.tidy(inner.shared.clients.server_time()) {
             return;
         }
     }
