@@ -96,6 +96,11 @@ impl Set {
         self.clock.now()
     }
 
+    /// Returns whether the server of the limits failed, as far as this process knows.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.store.is_failing(&self.keys[0])
+    }
+
     /// The cost of a request at each member.
     pub(crate) fn costs(&self, request: &AllRequest<'_>, others: (u64, u64)) -> Result<Costs, AllRefusal> {
         let mut costs = vec![others; self.members.len()];

@@ -323,7 +323,8 @@ impl Leases {
         self.set.store.spawn(Box::pin(async move {
             loop {
                 let Some(leases) = driving.0.upgrade() else { return };
-                if std::mem::take(&mut is_back) {
+                // The server of another limit may have come back.
+                if std::mem::take(&mut is_back) && !leases.set.is_failing() {
                     leases.ledger.is_back();
                 }
                 // A limiter that is dropped meanwhile gives its permits back before this guard is

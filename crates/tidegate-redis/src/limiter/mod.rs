@@ -525,7 +525,9 @@ impl StoreLimiter {
         if store.recoveries() != recoveries {
             back.mark_changed();
         }
-        match select(pin!(wait), pin!(guarded(back.changed()))).await {
+        // The server of another limit may have come back.
+        let comes_back = async { while back.changed().await.is_ok() && self.0.set.is_failing() {} };
+        match select(pin!(wait), pin!(guarded(comes_back))).await {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,
         }

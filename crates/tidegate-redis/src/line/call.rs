@@ -102,6 +102,8 @@ impl Line {
     /// Handles the reply of a call, on the store's thread.
     fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Away>) {
         let InFlight { numbers, given_back, left, pauses, behind, is_untimed } = call;
+        // Before the queue is held: it continues with the next recovery.
+        let mut back = self.set.store.watch_recovery();
         let is_late = matches!(replies, Err(Away::Late));
         if replies.is_err() && !is_late && !given_back.is_empty() {
             self.set.store.note_lost(given_back.len());
@@ -139,9 +141,9 @@ impl Line {
         }
         if needs_timer {
             let mut held = ReleaseOnDrop { line: Arc::downgrade(self), is_back: false };
-            let mut back = self.set.store.watch_recovery();
             self.set.store.spawn(Box::pin(async move {
-                held.is_back = tokio::time::timeout(rest, back.changed()).await.is_ok();
+                let comes_back = async { while back.changed().await.is_ok() && held.is_failing() {} };
+                held.is_back = tokio::time::timeout(rest, comes_back).await.is_ok();
                 drop(held);
             }));
         }
@@ -161,6 +163,14 @@ struct ReleaseOnDrop {
     line: Weak<Line>,
     /// Whether the store replied to another call meanwhile.
     is_back: bool,
+}
+
+impl ReleaseOnDrop {
+    /// Returns whether the server of the line failed. The server of another limit may have come
+    /// back.
+    fn is_failing(&self) -> bool {
+        self.line.upgrade().is_some_and(|line| line.set.is_failing())
+    }
 }
 
 impl Drop for ReleaseOnDrop {

@@ -259,7 +259,7 @@ impl Line {
         let most = (MAX_DECISIONS / self.set.members.len().max(1)).max(1);
         let mut state = lock(&self.state);
         let answer = run(&mut state, &mut deferred, now);
-        let gathers = state.gathers(&mut deferred, self.set.store.recoveries(), now);
+        let gathers = state.gathers(&mut deferred, &self.set, now);
         let steps = if gathers { Vec::new() } else { state.next_steps(self.set.store.is_far(), most, now) };
         for step in steps {
             match step {

@@ -18,6 +18,7 @@ use tidegate::Nanos;
 use crate::jitter::jittered;
 use crate::line::{Deferred, Line, State};
 use crate::lock::lock;
+use crate::set::Set;
 
 /// For how long no call leaves, at most.
 const GATHERS: Duration = Duration::from_millis(10);
@@ -26,7 +27,7 @@ const GATHERS: Duration = Duration::from_millis(10);
 const ASKS: Duration = Duration::from_secs(5);
 
 /// How many requests will return.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Gathering {
     requests: usize,
     /// How many times the store had come back when the first of them began to wait.
@@ -81,11 +82,11 @@ impl Drop for Returning {
 }
 
 impl State {
-    /// Returns whether requests return that are not in the queue yet. The store has come back
-    /// `recoveries` times.
-    pub(super) fn gathers(&mut self, deferred: &mut Deferred, recoveries: u64, now: Nanos) -> bool {
-        let Gathering { requests, gathers_till, .. } = self.away;
-        if requests == 0 || self.away.recoveries == recoveries {
+    /// Returns whether requests return that are not in the queue yet.
+    pub(super) fn gathers(&mut self, deferred: &mut Deferred, set: &Set, now: Nanos) -> bool {
+        let (Gathering { requests, gathers_till, .. }, recoveries) = (self.away, set.store.recoveries());
+        // The server of another limit may have come back.
+        if requests == 0 || self.away.recoveries == recoveries || set.is_failing() {
             self.away.gathers_till = None;
             return false;
         }

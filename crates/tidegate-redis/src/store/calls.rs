@@ -645,6 +645,43 @@ mod tests {
         assert_eq!(store.recoveries(), 1);
     }
 
+    /// Requests that waited for a server asked it again with each recovery of another server.
+    #[tokio::test(start_paused = true)]
+    async fn a_recovery_of_another_server_wakes_no_request_in_vain() {
+        let four = std::num::NonZeroU32::new(4).expect("not zero");
+        for choice in [crate::WhileAway::ShareOf(four), crate::WhileAway::Wait] {
+            let builder = Store::builder("redis+cluster://127.0.0.1:1").while_away(choice);
+            let address = Address::read("redis+cluster://127.0.0.1:1", None).expect("an address");
+            let servers = Servers::at(address, key::of_test("tidegate"));
+            let (store, work) = builder.parts(servers).expect("a store");
+            tokio::spawn(work);
+            let shared = store.0.shared.clone();
+            shared.servers.find_all(2);
+            let limiter = store.limiter("foo").limit("calls", "sliding_log 4/d").build().expect("a limiter");
+            let wait = tokio::spawn(limiter.acquire());
+            // The server refuses connections.
+            while store.counts().failed == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let other = shared.servers.server_of_key("{user1000}");
+            let made = |shared: &Shared| {
+                let counts = shared.counters.read();
+                counts.failed + counts.skipped
+            };
+            let before = made(&shared);
+            for _ in 0..20 {
+                shared.failed(&other, Admission::Allow, Failure::NotRun("away".into()), false);
+                shared.replied(&other, Admission::Allow, Instant::now());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(store.recoveries(), 20);
+            // The others are counted here.
+            let made = made(&shared) - before;
+            assert!(made <= 20 + 5, "{choice}: {made} calls");
+            wait.abort();
+        }
+    }
+
     /// The replies of the other servers of a cluster began an outage each time: the shares of a
     /// server that was away had an n-th of their n-th in every window.
     #[tokio::test(start_paused = true)]

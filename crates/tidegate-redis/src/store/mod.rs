@@ -329,6 +329,13 @@ impl Store {
         self.0.shared.recoveries.load(Ordering::Acquire)
     }
 
+    /// Returns whether the last call to the server of this key failed, or whether requests wait for
+    /// its reply to a later call. The store reports a recovery of any server.
+    pub(crate) fn is_failing(&self, key: &str) -> bool {
+        let server = self.0.shared.servers.server_of_key(key);
+        lock(&server.breaker).is_failing() || lock(&server.late).is_awaited()
+    }
+
     /// Asks the server of this call whether it is back, unless it was asked less than `often` ago.
     /// If it is, the requests that wait without the store ask again.
     pub(crate) async fn ask_whether_back(&self, question: Cmd, script: &Arc<Script>, often: Duration) {
