@@ -1,7 +1,7 @@
 //! A breaker: after several failures in a row, calls to the store are suspended for a while, and
 //! then resumed one at a time.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -45,17 +45,17 @@ pub(crate) enum Admission {
 
 /// A probing call. When this is dropped, the next call may probe, even if the call ends without an
 /// outcome, by a panic or with its task.
-pub(crate) struct Probe<'a>(&'a Mutex<Breaker>);
+pub(crate) struct Probe(Arc<Mutex<Breaker>>);
 
-impl Probe<'_> {
-    pub(crate) fn of(breaker: &Mutex<Breaker>, admission: Admission) -> Option<Probe<'_>> {
-        (admission == Admission::Probe).then(|| Probe(breaker))
+impl Probe {
+    pub(crate) fn of(breaker: &Arc<Mutex<Breaker>>, admission: Admission) -> Option<Probe> {
+        (admission == Admission::Probe).then(|| Probe(breaker.clone()))
     }
 }
 
-impl Drop for Probe<'_> {
+impl Drop for Probe {
     fn drop(&mut self) {
-        lock(self.0).probe_ends = None;
+        lock(&self.0).probe_ends = None;
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn one_call_at_a_time_probes_and_rests_double() {
         let (breaker, mut now) = open();
-        let breaker = Mutex::new(breaker);
+        let breaker = Arc::new(Mutex::new(breaker));
         let admit = |now| {
             let admission = lock(&breaker).admit(now, TIMEOUT);
             (admission, Probe::of(&breaker, admission))

@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use super::address::Node;
 use super::attempt::Attempts;
 use super::failure::Failure;
-use super::server::{Sent, Server};
+use super::sent::Sent;
+use super::server::Server;
 use super::wire::Wire;
 use crate::lock::lock;
 
@@ -62,6 +63,18 @@ impl Cluster {
     /// The server that has a slot, as far as it is known. Its breaker is checked before the call.
     pub(super) fn owner(&self, slot: usize) -> Arc<Server> {
         lock(&self.map).owner(slot).unwrap_or_else(|| self.unknown.clone())
+    }
+
+    /// The servers that have slots, and the stand-in for unknown ones.
+    pub(super) fn owners(&self) -> Vec<Arc<Server>> {
+        let mut owners = vec![self.unknown.clone()];
+        for owner in lock(&self.map).owners.iter().flatten() {
+            // Adjacent slots mostly have one owner.
+            if owners.last().is_none_or(|last| !Arc::ptr_eq(last, owner)) {
+                owners.push(owner.clone());
+            }
+        }
+        owners
     }
 
     pub(super) fn servers(&self) -> Vec<Arc<Server>> {

@@ -12,6 +12,7 @@ mod congestion;
 mod driver;
 mod failure;
 mod link;
+mod sent;
 mod sentinel;
 mod server;
 mod tls;
@@ -23,7 +24,6 @@ use std::task::Waker;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::time::Instant;
 
 use crate::lock::lock;
 use crate::script::Script;
@@ -35,7 +35,8 @@ pub(crate) use address::{Address, wants_tls};
 pub(crate) use congestion::CallSlot;
 pub(crate) use failure::Failure;
 pub(crate) use link::SELF_TEST;
-pub(crate) use server::{Sent, SentCall, Server};
+pub(crate) use sent::{LastAttempt, Sent};
+pub(crate) use server::{SentCall, Server};
 pub(crate) use tls::Connector;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
@@ -46,6 +47,19 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// The number of cluster redirections that a call follows.
 const REDIRECTIONS: u32 = 5;
+
+/// Why a call has no reply.
+pub(crate) enum NoReply {
+    Failed(Failure),
+    /// The call is not made, because the server that it is led to rests for this time.
+    Rests(Duration),
+}
+
+impl From<Failure> for NoReply {
+    fn from(failure: Failure) -> NoReply {
+        NoReply::Failed(failure)
+    }
+}
 
 /// The servers of a store.
 pub(crate) enum Servers {
@@ -124,6 +138,16 @@ impl Servers {
         }
     }
 
+    /// Returns whether calls to a server that has slots are suspended. No call may ever go again to
+    /// a server that was only asked for keys that were moved there.
+    pub(crate) fn is_away(&self) -> bool {
+        let is_open = |server: &Arc<Server>| lock(&server.breaker).is_open();
+        match self {
+            Servers::One(server) => is_open(server),
+            Servers::Cluster(cluster) => cluster.owners().iter().any(is_open),
+        }
+    }
+
     /// Sends a call on this thread if its server is known, connected and replying. The waker is
     /// woken when there is a reply.
     pub(crate) fn begin(&self, by_hash: &Arc<Cmd>, waker: &Waker) -> Option<SentCall> {
@@ -134,14 +158,15 @@ impl Servers {
 
     /// Makes a call by the hash of its script, or by the text if the server does not know the hash.
     /// The call is repeated only if the server reported that it did not carry the call out. `sent`
-    /// records whether the call has been sent.
+    /// records the attempts. A server to which the call is led admits it for `timeout`.
     pub(crate) async fn call(
         &self,
         by_hash: &Cmd,
         script: &Script,
         mut begun: Option<SentCall>,
         sent: &Sent,
-    ) -> Result<Value, Failure> {
+        timeout: Duration,
+    ) -> Result<Value, NoReply> {
         let (mut redirections, mut repeated, mut retried_hash) = (0, false, false);
         // A redirection names the server, and whether that server must be asked to make an
         // exception (`ASKING`).
@@ -154,6 +179,7 @@ impl Servers {
                 (.., Servers::One(server)) => (server.clone(), false),
                 (.., Servers::Cluster(cluster)) => (cluster.find(slot_of(by_hash)).await?, false),
             };
+            sent.leads_to(&server, timeout).map_err(NoReply::Rests)?;
             let texts = server.texts_sent.load(Ordering::Relaxed);
             let mut answer = match begun {
                 Some(begun) => server.begun(begun, sent).await,
@@ -192,17 +218,14 @@ impl Servers {
                         false => cluster.redirected(to, &server),
                     };
                     let Some(next) = next.filter(|_| redirections <= REDIRECTIONS) else {
-                        return Err(failure);
+                        return Err(failure.into());
                     };
-                    if !lock(&next.breaker).rest(Instant::now()).is_zero() {
-                        sent.tries(&next);
-                        return Err(Failure::NotRun("the server that has the keys is away".into()));
-                    }
+                    sent.is_redirected();
                     redirected = Some((next, !moved));
                 }
                 (Meaning::Moved(_) | Meaning::Ask(_), Servers::One(_)) => {
-                    let Failure::NotRun(text) = failure else { return Err(failure) };
-                    return Err(Failure::Misconfigured(text));
+                    let Failure::NotRun(text) = failure else { return Err(failure.into()) };
+                    return Err(Failure::Misconfigured(text).into());
                 }
                 (Meaning::NotReady, _) if !repeated => {
                     repeated = true;
@@ -214,7 +237,7 @@ impl Servers {
                     if !matches!(meaning, Meaning::Misconfigured | Meaning::Refused) {
                         server.is_suspect.store(true, Ordering::Relaxed);
                     }
-                    return Err(failure);
+                    return Err(failure.into());
                 }
             }
         }

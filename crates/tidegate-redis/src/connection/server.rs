@@ -12,6 +12,7 @@ use super::attempt::Attempts;
 use super::congestion::Congestion;
 use super::failure::{Failure, Meaning, meaning, redacted_text};
 use super::link::Answer;
+use super::sent::Sent;
 use super::wire::{Connection, Wire};
 use crate::breaker::{Breaker, next_rest};
 use crate::counted::Counted;
@@ -29,7 +30,7 @@ const CONNECTING: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(crate) struct Server {
     wire: Wire,
-    pub(crate) breaker: Mutex<Breaker>,
+    pub(crate) breaker: Arc<Mutex<Breaker>>,
     pub(crate) congestion: Congestion,
     pub(crate) late: Mutex<LateCalls>,
     pub(crate) silence: Mutex<Silence>,
@@ -126,7 +127,7 @@ impl Server {
     }
 
     /// Returns whether calls are sent over the connection of this number.
-    fn uses(&self, number: u64) -> bool {
+    pub(super) fn uses(&self, number: u64) -> bool {
         lock(&self.current).as_ref().is_some_and(|(current, _)| *current == number)
     }
 
@@ -179,7 +180,7 @@ impl Server {
     }
 
     /// Drops a connection that failed. The next call connects, and resolves the name anew.
-    fn forget(&self, number: u64) {
+    pub(super) fn forget(&self, number: u64) {
         let mut current = lock(&self.current);
         if current.as_ref().is_some_and(|(of, _)| *of == number) {
             *current = None;
@@ -203,7 +204,7 @@ impl Server {
         sent: &Sent,
     ) -> Result<Value, (Meaning, Failure)> {
         let SentCall { number, answers, answer, .. } = begun;
-        sent.by(self, number, answers, false);
+        sent.by(number, answers, false);
         self.outcome(number, answer.await, sent)
     }
 
@@ -221,7 +222,7 @@ impl Server {
             Err(failure @ Failure::Misconfigured(_)) => return Err((Meaning::Misconfigured, failure)),
             Err(failure) => return Err((Meaning::NotConnected, failure)),
         };
-        sent.by(self, number, self.answers(), is_new);
+        sent.by(number, self.answers(), is_new);
         let answer = match asking {
             true => connection.call_asking(cmd).await,
             false => connection.call(cmd).await,
@@ -258,78 +259,6 @@ impl Server {
             _ => Failure::NotRun(text),
         };
         Err((meaning, failure))
-    }
-}
-
-/// Whether a call has been sent, for the deadline that ends the call.
-#[derive(Default)]
-pub(crate) struct Sent(Mutex<Option<Leaving>>);
-
-/// The last attempt of a call.
-struct Leaving {
-    server: Arc<Server>,
-    /// The number of the connection, if there is one.
-    number: Option<u64>,
-    /// The number of replies of the server when the call was first sent on this connection.
-    answers: u64,
-    /// Whether the call waited for the connection, and so had less than its whole time for a reply.
-    is_new: bool,
-    has_left: bool,
-}
-
-impl Sent {
-    /// Begins an attempt. An earlier one did not run, or its outcome is known.
-    pub(super) fn tries(&self, server: &Arc<Server>) {
-        let mut leaving = lock(&self.0);
-        match &mut *leaving {
-            Some(last) if Arc::ptr_eq(&last.server, server) => last.has_left = false,
-            _ => {
-                let (server, answers) = (server.clone(), server.answers());
-                *leaving = Some(Leaving { server, number: None, answers, is_new: true, has_left: false });
-            }
-        }
-    }
-
-    fn by(&self, server: &Arc<Server>, number: u64, answers: u64, is_new: bool) {
-        let (mut leaving, number) = (lock(&self.0), Some(number));
-        match &mut *leaving {
-            Some(last) if last.number == number && Arc::ptr_eq(&last.server, server) => last.has_left = true,
-            _ => {
-                *leaving = Some(Leaving { server: server.clone(), number, answers, is_new, has_left: true });
-            }
-        }
-    }
-
-    /// The server of the last attempt, and how many replies it had sent when the attempt began.
-    pub(crate) fn server(&self) -> Option<(Arc<Server>, u64)> {
-        lock(&self.0).as_ref().map(|leaving| (leaving.server.clone(), leaving.answers))
-    }
-
-    /// Returns whether the call waits for a reply over a connection that is not used any more.
-    pub(crate) fn is_on_old_connection(&self) -> bool {
-        let leaving = lock(&self.0);
-        let sent = leaving.as_ref().filter(|leaving| leaving.has_left);
-        sent.is_some_and(|leaving| leaving.number.is_some_and(|number| !leaving.server.uses(number)))
-    }
-
-    /// Ends the attempt: the call did not run, or its outcome is known.
-    fn withdraw(&self) {
-        if let Some(leaving) = &mut *lock(&self.0) {
-            leaving.has_left = false;
-        }
-    }
-
-    /// Gives up a call without a reply in time. If its connection was silent all the time, and that
-    /// was long enough for a reply, no further call uses the connection, because it may lead to a
-    /// server that is gone. Returns whether the call has been sent.
-    pub(crate) fn give_up(&self, was_long: bool) -> bool {
-        let Some(leaving) = lock(&self.0).take() else { return false };
-        let Leaving { server, number, answers, is_new, has_left } = leaving;
-        if was_long && !is_new && server.answers() == answers {
-            number.into_iter().for_each(|number| server.forget(number));
-            server.is_suspect.store(true, Ordering::Relaxed);
-        }
-        has_left
     }
 }
 

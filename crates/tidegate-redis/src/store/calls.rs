@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use super::counts::Counters;
 use super::{Away, Deadline};
-use crate::breaker::{Admission, Breaker, Probe};
+use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
-use crate::connection::{CallSlot, Failure, Sent, SentCall, Server, Servers};
+use crate::connection::{CallSlot, Failure, LastAttempt, NoReply, Sent, SentCall, Server, Servers};
 use crate::error::StoreError;
 use crate::jitter::jittered;
 use crate::lock::lock;
@@ -277,7 +277,9 @@ impl Shared {
     fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
         let Some(begun) = &mut call.begun else { return Some(call) };
         let Some(value) = begun.reply(context) else { return Some(call) };
-        self.replied(&begun.server, Admission::Allow, Instant::from_std(begun.at));
+        let asked = Instant::from_std(begun.at);
+        self.replied(&begun.server, asked);
+        self.is_well(&begun.server, Admission::Allow, asked);
         let Call { in_flight, answer, .. } = call;
         drop(in_flight);
         answer.answer(Ok(value));
@@ -385,43 +387,44 @@ impl Shared {
                 (Some(slot), reply_within, admission)
             }
         };
-        let _probe = Probe::of(&server.breaker, admission);
         let asked = if begun.is_some() { came } else { Instant::now() };
-        let (sent, mut answers) = (Sent::default(), server.answers());
-        let mut call = pin!(self.servers.call(by_hash, script, begun, &sent));
-        // A server of a cluster may redirect the call to another one.
-        let mut last = server.clone();
+        let sent = Sent::new(&server, admission);
+        let mut answers = server.answers();
+        let mut call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout));
+        // A server of a cluster may lead the call to another one, whose own breaker admits it.
+        let mut last = LastAttempt { server: server.clone(), admission, began: asked, answers };
         let (outcome, before) = loop {
             let left = reply_within.saturating_sub(came.elapsed());
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
-            if let Some((server, then)) = sent.server()
-                && !Arc::ptr_eq(&server, &last)
+            if let Some(attempt) = sent.last()
+                && !Arc::ptr_eq(&attempt.server, &last.server)
             {
-                (last, answers) = (server, then);
+                answers = attempt.answers;
+                last = attempt;
             }
-            let before = std::mem::replace(&mut answers, last.answers());
+            let before = std::mem::replace(&mut answers, last.server.answers());
             // The replies to others may have come over a newer connection.
             if outcome.is_ok() || answers == before || left <= self.timeout || sent.is_on_old_connection() {
                 break (outcome, before);
             }
         };
-        // A server to which the call was redirected has a breaker of its own, which did not admit
-        // the call: if the server has rested, the outcome decides.
-        let is_redirected = !Arc::ptr_eq(&last, &server);
-        let admission_by_last = match (is_redirected, lock(&last.breaker).is_open()) {
-            (false, _) => admission,
-            (true, false) => Admission::Allow,
-            (true, true) => Admission::Probe,
+        for (server, admission) in sent.redirected_by() {
+            self.is_well(&server, admission, asked);
+        }
+        let is_led = !Arc::ptr_eq(&last.server, &server);
+        // A server that replied to others is not away. The remaining time of a call that queued, or
+        // was redirected, may have been too short to judge the server.
+        let answered_others = answers != before && last.admission == Admission::Allow;
+        let was_long = match is_led {
+            false => {
+                admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2
+            }
+            true => reply_within.saturating_sub(last.began - came) >= self.timeout / 2,
         };
-        // A server that replied to others is not away. The remaining time of a call that queued may
-        // have been too short to judge the server.
-        let answered_others = answers != before && admission_by_last == Admission::Allow;
-        let was_long =
-            admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2;
         let is_well = outcome.is_err() && (answered_others || !was_long);
         if outcome.is_err() {
             if answered_others && !sent.is_on_old_connection() {
-                if !is_redirected {
+                if !is_led {
                     server.congestion.late(asked, self.timeout);
                 }
             } else if was_long && !answered_others {
@@ -431,18 +434,17 @@ impl Shared {
         drop(slot);
         let failure = match outcome {
             Ok(Ok(value)) => {
-                self.replied(&server, admission, asked);
-                if is_redirected {
-                    self.is_well(&last, admission_by_last, asked);
-                }
+                self.replied(&server, asked);
+                self.is_well(&last.server, last.admission, asked);
                 return Ok(value);
             }
-            Ok(Err(failure)) => failure,
+            Ok(Err(NoReply::Rests(rest))) => return Err(self.skip(rest)),
+            Ok(Err(NoReply::Failed(failure))) => failure,
             Err(_) if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
-            Err(_) => last.not_connected_in_time(),
+            Err(_) => last.server.not_connected_in_time(),
         };
         self.took(asked.elapsed());
-        Err(self.failed(&last, admission_by_last, failure, is_well))
+        Err(self.failed(&last.server, last.admission, failure, is_well))
     }
 
     /// Counts and reports a failure, and returns when the store may be called again. If the server
@@ -511,8 +513,8 @@ impl Shared {
         Away::ENDED
     }
 
-    /// Records that a call has its reply.
-    fn replied(&self, server: &Server, admission: Admission, asked: Instant) {
+    /// Records that a call has its reply. It was counted in the congestion window of this server.
+    fn replied(&self, server: &Server, asked: Instant) {
         let now = Instant::now();
         let took = now - asked;
         self.took(took);
@@ -521,7 +523,6 @@ impl Shared {
         *lock(&self.trouble) = None;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.report(StoreEvent::Answered(took));
-        self.is_well(server, admission, asked);
         if let Some(stand_in) = self.servers.found() {
             self.answers(&stand_in.breaker, Admission::Probe);
         }
@@ -640,7 +641,7 @@ mod tests {
         shared.servers.find_all(1);
         let server = shared.servers.server_of(&by_hash);
         assert!(!Arc::ptr_eq(&server, &stand_in));
-        shared.replied(&server, Admission::Allow, now);
+        shared.replied(&server, now);
         assert!(!store.is_away());
         assert_eq!(store.recoveries(), 1);
     }
@@ -671,7 +672,7 @@ mod tests {
             let before = made(&shared);
             for _ in 0..20 {
                 shared.failed(&other, Admission::Allow, Failure::NotRun("away".into()), false);
-                shared.replied(&other, Admission::Allow, Instant::now());
+                shared.is_well(&other, Admission::Allow, Instant::now());
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             assert_eq!(store.recoveries(), 20);
@@ -705,7 +706,7 @@ mod tests {
             for (window, expected) in expected.into_iter().enumerate() {
                 let mut granted = 0;
                 for _ in 0..200 {
-                    shared.replied(&other, Admission::Allow, Instant::now());
+                    shared.is_well(&other, Admission::Allow, Instant::now());
                     let limits = [("calls", &config)].into_iter();
                     let share = store.share("all", "foo", limits, &|| crate::share::LastBooking::NONE);
                     let share = share.expect("shares").expect("a share");

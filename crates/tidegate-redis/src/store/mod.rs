@@ -116,11 +116,11 @@ impl Store {
     /// a cluster, whether calls to one of its servers are.
     /// [`trouble`](Store::trouble) returns the error of the last call from the first failure on.
     ///
-    /// Only a call finds out that the store is back. Without requests, the result of this method
-    /// may be out of date: a health endpoint awaits [`check`](Store::check).
+    /// Only a call finds out that a server is back. Without requests for its keys, the result of
+    /// this method may be out of date: a health endpoint awaits [`check`](Store::check).
     #[must_use]
     pub fn is_away(&self) -> bool {
-        self.0.shared.servers.any_server(|server| lock(&server.breaker).is_open())
+        self.0.shared.servers.is_away()
     }
 
     /// Passes every later grant by the store to a function, for programs that check the bound of a

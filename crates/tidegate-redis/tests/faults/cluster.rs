@@ -280,6 +280,9 @@ async fn a_server_that_gets_a_slot_is_silent() {
     let [load, others] = [&moved, &other].map(|tag| Load::start([limiter(&store, tag)]));
     load.opened(100).await;
     assert!(store.is_away(), "{:?}", store.counts());
+    // The calls that are redirected to it are not made while it rests.
+    let counts = store.counts();
+    assert!(counts.skipped >= 90 && counts.failed + counts.unknown <= 10, "{counts:?}");
     others.granted(100).await;
     to.signal("CONT");
     load.granted(10).await;

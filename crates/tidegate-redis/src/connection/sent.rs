@@ -1,0 +1,213 @@
+//! The attempts of a call: at which servers, and whether the last one was sent.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::server::Server;
+use crate::breaker::{Admission, Probe};
+use crate::lock::lock;
+
+/// The attempts of a call, for the deadline that ends the call, and for the breakers of the servers
+/// that it was sent to.
+#[derive(Default)]
+pub(crate) struct Sent(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    last: Option<Attempt>,
+    /// The servers that redirected the call, and so replied to it.
+    redirected_by: Vec<Admitted>,
+}
+
+/// A server whose breaker has admitted a call.
+struct Admitted {
+    server: Arc<Server>,
+    admission: Admission,
+    _probe: Option<Probe>,
+}
+
+impl Admitted {
+    fn new(server: &Arc<Server>, admission: Admission) -> Admitted {
+        let _probe = Probe::of(&server.breaker, admission);
+        Admitted { server: server.clone(), admission, _probe }
+    }
+}
+
+/// The attempts of a call at one server, of which one at most has no outcome yet.
+struct Attempt {
+    at: Admitted,
+    /// When the first of them began.
+    began: Instant,
+    /// The number of the connection, if there is one.
+    number: Option<u64>,
+    /// The number of replies of the server when the call was first sent on this connection.
+    answers: u64,
+    /// Whether the call waited for the connection, and so had less than its whole time for a reply.
+    is_new: bool,
+    has_left: bool,
+}
+
+impl Attempt {
+    fn new(server: &Arc<Server>, admission: Admission) -> Attempt {
+        let (at, answers) = (Admitted::new(server, admission), server.answers());
+        Attempt { at, began: Instant::now(), number: None, answers, is_new: true, has_left: false }
+    }
+}
+
+/// What is known of the last attempt.
+pub(crate) struct LastAttempt {
+    pub(crate) server: Arc<Server>,
+    pub(crate) admission: Admission,
+    pub(crate) began: Instant,
+    /// The number of replies of the server when the attempt began.
+    pub(crate) answers: u64,
+}
+
+impl Sent {
+    /// The attempts of a call that the breaker of this server has admitted.
+    pub(crate) fn new(server: &Arc<Server>, admission: Admission) -> Sent {
+        let last = Some(Attempt::new(server, admission));
+        Sent(Mutex::new(State { last, ..State::default() }))
+    }
+
+    /// Leads the call to a server, whose breaker must admit it. Otherwise returns its rest.
+    pub(super) fn leads_to(&self, server: &Arc<Server>, timeout: Duration) -> Result<(), Duration> {
+        let mut state = lock(&self.0);
+        if state.last.as_ref().is_some_and(|last| Arc::ptr_eq(&last.at.server, server)) {
+            return Ok(());
+        }
+        let admission = lock(&server.breaker).admit(Instant::now(), timeout);
+        if let Admission::Rest(rest) = admission {
+            return Err(rest);
+        }
+        // A call that the server before was probed by is not made there.
+        state.last = Some(Attempt::new(server, admission));
+        Ok(())
+    }
+
+    /// Notes that the server of the last attempt redirected the call.
+    pub(super) fn is_redirected(&self) {
+        let mut state = lock(&self.0);
+        if let Some(Attempt { at, .. }) = state.last.take() {
+            state.redirected_by.push(at);
+        }
+    }
+
+    /// Begins an attempt at a server. An earlier one did not run, or its outcome is known.
+    pub(super) fn tries(&self, server: &Arc<Server>) {
+        let last = &mut lock(&self.0).last;
+        last.get_or_insert_with(|| Attempt::new(server, Admission::Allow)).has_left = false;
+    }
+
+    /// Notes that the call leaves over the connection of this number.
+    pub(super) fn by(&self, number: u64, answers: u64, is_new: bool) {
+        if let Some(last) = &mut lock(&self.0).last {
+            if last.number != Some(number) {
+                (last.number, last.answers, last.is_new) = (Some(number), answers, is_new);
+            }
+            last.has_left = true;
+        }
+    }
+
+    /// Ends the attempt: the call did not run, or its outcome is known.
+    pub(super) fn withdraw(&self) {
+        if let Some(last) = &mut lock(&self.0).last {
+            last.has_left = false;
+        }
+    }
+
+    pub(crate) fn last(&self) -> Option<LastAttempt> {
+        let state = lock(&self.0);
+        state.last.as_ref().map(|Attempt { at, began, answers, .. }| LastAttempt {
+            server: at.server.clone(),
+            admission: at.admission,
+            began: *began,
+            answers: *answers,
+        })
+    }
+
+    /// The servers that redirected the call, and how their breakers admitted it.
+    pub(crate) fn redirected_by(&self) -> Vec<(Arc<Server>, Admission)> {
+        lock(&self.0).redirected_by.iter().map(|by| (by.server.clone(), by.admission)).collect()
+    }
+
+    /// Returns whether the call waits for a reply over a connection that is not used any more.
+    pub(crate) fn is_on_old_connection(&self) -> bool {
+        let state = lock(&self.0);
+        let sent = state.last.as_ref().filter(|last| last.has_left);
+        sent.is_some_and(|last| last.number.is_some_and(|number| !last.at.server.uses(number)))
+    }
+
+    /// Gives up a call without a reply in time. If its connection was silent all the time, and that
+    /// was long enough for a reply, no further call uses the connection, because it may lead to a
+    /// server that is gone. Returns whether the call has been sent.
+    pub(crate) fn give_up(&self, was_long: bool) -> bool {
+        let state = lock(&self.0);
+        let Some(Attempt { at, number, answers, is_new, has_left, .. }) = &state.last else { return false };
+        if was_long && !is_new && at.server.answers() == *answers {
+            number.iter().for_each(|number| at.server.forget(*number));
+            at.server.is_suspect.store(true, Ordering::Relaxed);
+        }
+        *has_left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::Wire;
+
+    const TIMEOUT: Duration = Duration::from_millis(50);
+
+    fn server() -> Arc<Server> {
+        Server::new(Wire::default())
+    }
+
+    /// All calls that were redirected to a server that rested asked it when the rest was over, and
+    /// a call that was not made counted as a failed probe.
+    #[tokio::test(start_paused = true)]
+    async fn one_redirected_call_at_a_time_probes_a_server() {
+        let (from, to) = (server(), server());
+        for _ in 0..5 {
+            lock(&to.breaker).failed(Admission::Allow, Instant::now());
+        }
+        let led = || {
+            let sent = Sent::new(&from, Admission::Allow);
+            assert_eq!(sent.leads_to(&from, TIMEOUT), Ok(()));
+            sent.is_redirected();
+            let led = sent.leads_to(&to, TIMEOUT);
+            (sent, led)
+        };
+        let (sent, led_now) = led();
+        let rest = led_now.unwrap_err();
+        assert!(rest > TIMEOUT && sent.last().is_none());
+        assert_eq!(sent.redirected_by().len(), 1);
+        tokio::time::advance(rest).await;
+        let (probing, led_now) = led();
+        assert_eq!(led_now, Ok(()));
+        let last = probing.last().expect("an attempt");
+        assert!(Arc::ptr_eq(&last.server, &to) && last.admission == Admission::Probe);
+        for _ in 0..10 {
+            assert_eq!(led().1, Err(TIMEOUT));
+        }
+        // The call ends without an outcome.
+        drop(probing);
+        assert_eq!(led().1, Ok(()));
+    }
+
+    /// A server that is probed by a call and redirects it has replied.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_redirects_a_probing_call_is_known() {
+        let (from, to) = (server(), server());
+        let sent = Sent::new(&from, Admission::Probe);
+        sent.tries(&from);
+        sent.is_redirected();
+        assert_eq!(sent.leads_to(&to, TIMEOUT), Ok(()));
+        let by = sent.redirected_by();
+        assert!(matches!(&by[..], [(server, Admission::Probe)] if Arc::ptr_eq(server, &from)));
+        assert_eq!(sent.last().expect("an attempt").admission, Admission::Allow);
+    }
+}
