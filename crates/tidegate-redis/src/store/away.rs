@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tidegate::Nanos;
 
+use crate::breaker::next_rest;
+
 /// Why a call has no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Away {
@@ -31,12 +33,12 @@ impl Away {
         }
     }
 
-    /// The `retry_after` of a refused client. It is never zero: a client with a `retry_after` of
-    /// zero retries at once.
+    /// The `retry_after` of a refused client: at least the first rest of a breaker. A client that
+    /// comes back sooner adds to the load of a server that replies late.
     pub(crate) fn retry_after(self) -> Nanos {
         match self.rest() {
             Duration::MAX => Nanos::MAX,
-            rest => Nanos::from_duration(rest.max(Duration::from_millis(1))),
+            rest => Nanos::from_duration(rest.max(next_rest(None))),
         }
     }
 }
