@@ -73,6 +73,8 @@ pub(super) const TRUST: Nanos = Nanos::new(1_000_000_000);
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) terms: Terms,
+    /// The kind of the limit. A bucket that each step fills is leased like a fixed window.
+    pub(super) kind: Kind,
     /// The rate of the limit.
     per_second: f64,
     pub(crate) stock: Stock,
@@ -99,7 +101,21 @@ impl Account {
         let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
         let (missed, by_store, waiting, left) = (zero(), zero(), zero(), zero());
         let (largest, line) = (zero(), zero());
-        Account { terms, per_second, stock, missed, by_store, waiting, left, largest, line, patience, kick }
+        let kind = if terms.numbers.window().is_some() { Kind::Fixed } else { terms.kind() };
+        Account {
+            terms,
+            kind,
+            per_second,
+            stock,
+            missed,
+            by_store,
+            waiting,
+            left,
+            largest,
+            line,
+            patience,
+            kick,
+        }
     }
 
     /// Takes permits, and has more booked when half of them are gone.
@@ -129,13 +145,10 @@ impl Account {
     }
 
     fn horizon(&self) -> Duration {
-        match self.terms.numbers {
-            Numbers::Fixed { length, .. } => {
-                let length = Duration::from_micros(length.unsigned_abs());
-                (length / 32).clamp(HORIZON, LONGEST_HORIZON)
-            }
-            _ => HORIZON,
-        }
+        self.terms.numbers.window().map_or(HORIZON, |length| {
+            let length = Duration::from_micros(length.unsigned_abs());
+            (length / 32).clamp(HORIZON, LONGEST_HORIZON)
+        })
     }
 
     /// Returns whether leases of this limit are booked too slowly. A lease must last for two round
@@ -147,8 +160,9 @@ impl Account {
             Duration::from_micros(length.unsigned_abs()) < round_trip.saturating_mul(trips)
         };
         let is_short = match self.terms.numbers {
-            Numbers::Bucket(_) => false,
-            Numbers::Fixed { length, .. } => is_short(length, 4),
+            Numbers::Bucket(_) | Numbers::Fixed { .. } => {
+                self.terms.numbers.window().is_some_and(|length| is_short(length, 4))
+            }
             Numbers::Cells { length, cells, .. } => is_short(length.saturating_mul(cells), 16),
             Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => is_short(length, 16),
         };
@@ -162,7 +176,7 @@ impl Account {
     /// Returns the horizon, or this part of the maximum wait if that is less. A fixed window is not
     /// booked ahead.
     fn part_of_wait(&self, part: u32) -> Duration {
-        match self.terms.kind() {
+        match self.kind {
             Kind::Fixed => self.horizon(),
             _ => (self.patience.longest() / part).min(self.horizon()),
         }
@@ -178,7 +192,7 @@ impl Account {
     /// a lease is a part of the window.
     fn part(&self, time: Duration) -> f64 {
         let comes_in = self.come_in(time);
-        match self.terms.kind() {
+        match self.kind {
             Kind::Bucket | Kind::Fixed => comes_in,
             Kind::Cells | Kind::Estimate | Kind::Log => comes_in.min(self.terms.limit as f64 / 16.0),
         }
@@ -188,7 +202,7 @@ impl Account {
     /// permits. A lease of a fixed window has no such minimum except the largest request. The store
     /// books no more than the limit at one time.
     pub(super) fn for_line(&self, waiting: u64) -> u64 {
-        let part = match self.terms.kind() {
+        let part = match self.kind {
             Kind::Fixed => 0,
             _ => whole(self.part(self.part_of_wait(2))),
         };
@@ -198,7 +212,7 @@ impl Account {
     /// Returns the most permits of a lease while there are more requests than permits.
     pub(super) fn most(&self, size: u64) -> u64 {
         let comes_in = whole(self.come_in(self.part_of_wait(1)));
-        match self.terms.kind() {
+        match self.kind {
             Kind::Fixed => size,
             _ => comes_in.min(self.terms.limit).max(1),
         }
@@ -208,7 +222,7 @@ impl Account {
     /// permits besides the first: a lease of that size serves some requests. At a window it serves
     /// many, because permits that are too few for one more lease are not used.
     pub(super) fn serves(&self, more: f64) -> f64 {
-        match self.terms.kind() {
+        match self.kind {
             Kind::Bucket => 4.0 * more,
             Kind::Fixed | Kind::Cells | Kind::Estimate | Kind::Log => 64.0 * more,
         }
@@ -227,7 +241,7 @@ impl Account {
 
     /// Returns how much later than its first permit the last permit of a lease is due.
     pub(super) fn span(&self, n: u64) -> Duration {
-        match self.terms.kind() {
+        match self.kind {
             Kind::Fixed => Duration::ZERO,
             _ => {
                 let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / self.per_second);
@@ -248,18 +262,18 @@ impl Account {
         let line = self.line.load(Ordering::Relaxed) as f64;
         // Loops use up a window at its beginning, while it has many permits left. A process that
         // would not lease does not lease then, either.
-        let is_shared = processes > 1 && (!is_plenty || self.terms.kind() != Kind::Bucket && asked >= 2.0);
+        let is_shared = processes > 1 && (!is_plenty || self.kind != Kind::Bucket && asked >= 2.0);
         let is_line = is_shared && line > 0.0;
         let most = match (is_overloaded, is_plenty) {
             (true, _) => self.come_in(horizon),
-            (_, true) => match self.terms.kind() {
+            (_, true) => match self.kind {
                 Kind::Bucket | Kind::Fixed => f64::INFINITY,
                 Kind::Cells | Kind::Estimate | Kind::Log => self.terms.limit as f64 / 16.0,
             },
             _ => self.part(self.part_of_wait(if is_line { 2 } else { 4 })),
         };
         let wish = if is_line {
-            let time = match self.terms.kind() {
+            let time = match self.kind {
                 Kind::Fixed => FOR_EACH * self.horizon(),
                 _ => self.patience.longest().min(FOR_EACH * HORIZON),
             };
@@ -270,7 +284,7 @@ impl Account {
         };
         let wish = wish.max(waiting).min(most);
         let half = |permits: u64| permits / 2 / processes.max(1);
-        let most = match self.terms.kind() {
+        let most = match self.kind {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => {
                 // These leases are for a later window, and it is unknown how much that window has
@@ -291,7 +305,7 @@ impl Account {
         // on the way back.
         let usable = after(now, reply.wait);
         let mut ends = after(sent, reply.wait.saturating_add(self.life()));
-        if self.terms.kind() == Kind::Fixed {
+        if self.kind == Kind::Fixed {
             // The lease ends with the window, which it never outlives.
             ends = ends.min(after(sent, reply.limits[limit].full_in));
         }

@@ -74,6 +74,18 @@ impl Numbers {
         }
     }
 
+    /// Returns the duration of a window that ends with all that it counts, in microseconds: of a
+    /// fixed window, or of a step that fills its bucket. `None` for any other limit.
+    pub(crate) fn window(&self) -> Option<i64> {
+        match *self {
+            Numbers::Fixed { length, .. } => Some(length),
+            Numbers::Bucket(BucketNumbers { refill, cap, step, .. }) if step > 0 && refill >= cap => {
+                Some(step)
+            }
+            _ => None,
+        }
+    }
+
     /// In the order of the table at the head of the Lua file.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = i64> {
         let (numbers, count) = match *self {

@@ -105,7 +105,6 @@ fn eight_processes_use_all_of_a_limit_in_few_trips() {
 /// Permits of a window that are too few for one more lease are not used. A lease had no more
 /// permits than accrue over 100 ms, so a process that used a day's quota at its beginning asked the
 /// store for each permit.
-/// its beginning asked the store for each permit.
 #[test]
 fn a_limit_that_comes_in_slowly_is_leased_by_its_use() {
     for line in [
@@ -502,6 +501,8 @@ fn requests_of_mixed_costs_use_as_much_by_leases_as_without_them() {
         ("sliding_estimate 300/s", 1, 75),
         ("sliding_window 300/s cells 10", 8, 20),
         ("fixed_window 1000/s", 8, 20),
+        ("token_bucket 600/s burst 600 interval_refill", 1, 1),
+        ("token_bucket 600/s burst 600 interval_refill", 4, 20),
     ] {
         let (without, _) = mixed_costs(line, processes, largest, false);
         let (with, calls) = mixed_costs(line, processes, largest, true);

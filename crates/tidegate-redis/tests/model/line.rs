@@ -550,7 +550,10 @@ fn a_call_with_too_little_time_left_is_not_sent() {
         let (answer, _) = slow.await.unwrap();
         let _ = answer.unwrap();
         let answer = attempt.await.unwrap();
-        assert!(is(&answer, &Refusal::Unavailable { retry_after: Nanos::from_duration(100 * MS) }), "{answer:?}");
+        assert!(
+            is(&answer, &Refusal::Unavailable { retry_after: Nanos::from_duration(100 * MS) }),
+            "{answer:?}"
+        );
         let _ = late.await.unwrap().0.unwrap();
         let counts = store.counts();
         assert_eq!((counts.answered, counts.unknown, counts.failed, counts.skipped), (4, 0, 0, 1));

@@ -149,7 +149,7 @@ impl Ledger {
     /// Notes that a request may wait for `longest`.
     fn note(&self, state: &mut State, longest: Duration) {
         state.usual.note(longest);
-        let has_fixed_window = self.accounts.iter().any(|account| account.terms.kind() == Kind::Fixed);
+        let has_fixed_window = self.accounts.iter().any(|account| account.kind == Kind::Fixed);
         self.patience.set(state.usual.longest, has_fixed_window);
     }
 
@@ -524,6 +524,9 @@ mod tests {
             // These limits have longer horizons, up to 5 s.
             ("fixed_window 100/min", 60_000 * MS, 47, 10 + 30 + 3750),
             ("fixed_window 100/d", 80_000_000 * MS, 47, 10 + 30 + 10_000),
+            ("token_bucket 100/min burst 100 interval_refill", 60_000 * MS, 47, 10 + 30 + 3750),
+            ("token_bucket 100/min burst 100 interval_refill", 60 * MS, 47, 70),
+            ("token_bucket 100/min burst 101 interval_refill", 60 * MS, 47, 240),
         ] {
             let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
             let ledger = Ledger::new([terms].into_iter(), Arc::default());

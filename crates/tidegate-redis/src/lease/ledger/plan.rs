@@ -221,7 +221,7 @@ impl Ledger {
         let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
             return 1;
         };
-        if account.terms.kind() != Kind::Bucket || *n < account.terms.limit {
+        if account.kind != Kind::Bucket || *n < account.terms.limit {
             return 1;
         }
         let more = MAX_PIECES.saturating_sub(pieces) as u64;
