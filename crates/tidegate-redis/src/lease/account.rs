@@ -298,6 +298,22 @@ impl Account {
         whole(wish).clamp(1, most.max(1))
     }
 
+    /// Returns how long the window of a booking lasts after its instant. The reply reports the end
+    /// of the window of the last booking, which may be a later one: other bookings lie ahead, and
+    /// these permits came back.
+    fn left_of_window(&self, reply: &Reply, limit: usize, window: u64) -> Duration {
+        let left = reply.limits[limit].full_in.saturating_sub(reply.wait);
+        match self.terms.numbers {
+            _ if left <= Duration::from_micros(window) => left,
+            // There may be gaps between such windows.
+            Numbers::Fixed { offset: None, .. } => Duration::ZERO,
+            _ => {
+                let rest = left.as_micros() % u128::from(window.max(1));
+                Duration::from_micros(u64::try_from(rest).ok().filter(|rest| *rest > 0).unwrap_or(window))
+            }
+        }
+    }
+
     /// Returns what an order that was sent brings at one limit, by a reply that comes now.
     pub(super) fn piece(&self, sent: Nanos, now: Nanos, reply: &Reply, limit: usize) -> Piece {
         let after = |from: Nanos, span: Duration| from.saturating_add(Nanos::from_duration(span));
@@ -305,9 +321,9 @@ impl Account {
         // on the way back.
         let usable = after(now, reply.wait);
         let mut ends = after(sent, reply.wait.saturating_add(self.life()));
-        if self.kind == Kind::Fixed {
-            // The lease ends with the window, which it never outlives.
-            ends = ends.min(after(sent, reply.limits[limit].full_in));
+        if let Some(window) = self.terms.numbers.window() {
+            let left = self.left_of_window(reply, limit, window.unsigned_abs());
+            ends = ends.min(after(sent, reply.wait.saturating_add(left)));
         }
         let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
         Piece { permits: reply.permits[limit], usable, ends, origin: Origin { due: reply.due, before } }

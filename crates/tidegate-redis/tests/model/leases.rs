@@ -1153,3 +1153,53 @@ fn requests_that_may_wait_for_long_are_not_refused_when_permits_are_short() {
         });
     }
 }
+
+/// The end of a lease was that of the window in which the last booking lies. A lease of permits
+/// that came back to the open window was spent in the next one, in addition to what that window
+/// grants.
+#[test]
+fn a_lease_of_permits_that_came_back_ends_with_their_window() {
+    for line in [
+        "fixed_window 1000/s at_wall_clock 0s",
+        "fixed_window 1000/s from_first_grant",
+        "token_bucket 1000/s burst 1000 interval_refill",
+    ] {
+        run(async move {
+            let fleet = Fleet::new(1, Network::steady(MS / 2), 3, line);
+            let [holder, waiting, leasing] = &fleet.limiters[..] else { panic!("three processes") };
+            let second = Duration::from_secs(1);
+            // The windows begin with whole seconds, and one begins here.
+            drop(holder.acquire().await.unwrap());
+            let began = Instant::now();
+            let log = fleet.log();
+            let ask = || {
+                let granted = leasing.non_blocking().try_acquire().is_ok();
+                granted.then(|| log(1));
+                granted
+            };
+            let ask_until = async |end: Duration| {
+                while began.elapsed() < end {
+                    ask();
+                    tokio::time::sleep(2 * MS).await;
+                }
+            };
+            ask_until(2 * second + 10 * MS).await;
+            let mut reserved = holder.non_blocking().reserve(900).unwrap();
+            (&mut reserved).await.unwrap();
+            // Its lease goes back before the window is used up.
+            tokio::time::sleep_until(began + 2 * second + 500 * MS).await;
+            let waits: Vec<_> = (0..40).map(|_| tokio::spawn(waiting.acquire_many(50))).collect();
+            tokio::time::sleep_until(began + 2 * second + 850 * MS).await;
+            reserved.settle(0).unwrap();
+            ask_until(3 * second - 10 * MS).await;
+            tokio::time::sleep_until(began + 3 * second + 50 * MS).await;
+            fleet.grants.lock().unwrap().clear();
+            while ask() {}
+            let of_lease = fleet.granted();
+            tokio::time::sleep_until(began + 4 * second - 10 * MS).await;
+            let by_waits = 50 * waits.iter().filter(|wait| wait.is_finished()).count() as u64;
+            assert!(by_waits >= 1000, "{line}: {by_waits}");
+            assert_eq!(of_lease, 0, "{line}: {by_waits} waits");
+        });
+    }
+}

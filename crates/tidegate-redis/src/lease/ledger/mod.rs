@@ -521,6 +521,12 @@ mod tests {
             ("token_bucket 100/s burst 100", 50 * MS, 47, 240),
             ("sliding_log 100/s", 50 * MS, 47, 240),
             ("fixed_window 100/s", 60 * MS, 47, 70),
+            // The last booking is in a later window.
+            ("fixed_window 100/s", 1060 * MS, 47, 70),
+            ("fixed_window 100/s", 2060 * MS, 47, 70),
+            ("fixed_window 100/s from_first_grant", 60 * MS, 47, 70),
+            ("fixed_window 100/s from_first_grant", 1060 * MS, 47, 40),
+            ("token_bucket 100/min burst 100 interval_refill", 60_060 * MS, 47, 70),
             // These limits have longer horizons, up to 5 s.
             ("fixed_window 100/min", 60_000 * MS, 47, 10 + 30 + 3750),
             ("fixed_window 100/d", 80_000_000 * MS, 47, 10 + 30 + 10_000),
