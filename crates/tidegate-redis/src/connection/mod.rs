@@ -77,7 +77,7 @@ impl Servers {
         match address {
             Address::Server(node) => Servers::one(Wire::Server { node, key: Some(key) }),
             Address::Sentinels { sentinels, name, login } => {
-                let sentinels = Sentinels::new(sentinels, name, login);
+                let sentinels = Arc::new(Sentinels::new(sentinels, name, login));
                 Servers::one(Wire::Sentinels { sentinels, key })
             }
             Address::Cluster(seeds) => Servers::Cluster(Cluster::new(seeds)),

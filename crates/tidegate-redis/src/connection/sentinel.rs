@@ -1,6 +1,12 @@
 //! Sentinels, which know the primary of a group of servers.
+//!
+//! In a planned failover they demote the old primary some ten seconds after they promoted the new
+//! one, and never if they cannot reach it. A process that stayed at the old primary would be granted
+//! the limit there, and others at the new one. So the sentinel that reported the primary is asked
+//! again each second.
 
 use std::pin::pin;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -11,6 +17,11 @@ use tokio::time::Instant;
 use super::address::Node;
 use super::failure::{Failure, of_connecting};
 use super::link::Link;
+use crate::jitter::jittered;
+use crate::lock::lock;
+
+/// How often the sentinel that reported the primary is asked whether it is still the primary.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// The timeout for one sentinel and the server that it reports.
 const ANSWER: Duration = Duration::from_millis(500);
@@ -29,11 +40,13 @@ pub(crate) struct Sentinels {
     login: Node,
     /// The sentinel that last reported a primary.
     first: AtomicUsize,
+    /// The host and the port that it reported.
+    primary: Mutex<(String, u16)>,
 }
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<Node>, name: String, login: Node) -> Sentinels {
-        Sentinels { sentinels, name, login, first: AtomicUsize::new(0) }
+        Sentinels { sentinels, name, login, first: AtomicUsize::new(0), primary: Mutex::default() }
     }
 
     /// Connects to the primary: to the first server that a sentinel reports and that reports itself
@@ -45,7 +58,10 @@ impl Sentinels {
             let i = (first + rank) % count;
             let deadline = Instant::now() + ANSWER;
             match in_time(deadline, self.address_by(&self.sentinels[i])).await {
-                Ok((host, port)) => (true, rank, i, in_time(deadline, self.primary_at(&host, port)).await),
+                Ok((host, port)) => {
+                    let answer = in_time(deadline, self.primary_at(&host, port)).await;
+                    (true, rank, i, answer.map(|link| (link, (host, port))))
+                }
                 Err(failure) => (false, rank, i, Err(failure)),
             }
         };
@@ -55,35 +71,51 @@ impl Sentinels {
             asked.extend((1..count).map(ask));
         }
         let mut answers = pin!(stream::iter(alone).chain(asked));
-        let mut last = ((false, false, 0), Failure::NotRun("no sentinel reported a primary".into()));
+        let mut failed = Vec::new();
         while let Some((is_of_primary, rank, i, answer)) = answers.next().await {
             match answer {
-                Ok(link) => {
+                Ok((link, primary)) => {
                     self.first.store(i, Ordering::Relaxed);
+                    *lock(&self.primary) = primary;
                     return Ok(link);
                 }
-                // If all fail, the primary that a sentinel reported counts more than a sentinel, and
-                // a sentinel that is away more than one that knows no primary: it may have lost its
-                // state. Of equal failures that of the last sentinel in the order of the address is
-                // returned, whichever replies last.
-                Err(failure) => {
-                    let order = (is_of_primary, !matches!(failure, Failure::Misconfigured(_)), rank);
-                    if order >= last.0 {
-                        last = (order, failure);
-                    }
-                }
+                Err(failure) => failed.push((is_of_primary, rank, failure)),
             }
         }
-        Err(last.1)
+        Err(most_telling(failed))
+    }
+
+    /// Waits until the sentinel that reported the current primary reports another one. While that
+    /// sentinel does not reply, the primary stays.
+    pub(super) async fn replaced(&self) {
+        // Relaxed: this begins behind the attempt to connect that set it.
+        let sentinel = &self.sentinels[self.first.load(Ordering::Relaxed)];
+        let (primary, mut link) = (lock(&self.primary).clone(), None);
+        loop {
+            tokio::time::sleep(jittered(WATCH)).await;
+            match in_time(Instant::now() + ANSWER, self.address_over(&mut link, sentinel)).await {
+                Ok(address) if address != primary => return,
+                Ok(_) => {}
+                Err(_) => link = None,
+            }
+        }
     }
 
     /// Returns the address of the primary that one sentinel reports.
     async fn address_by(&self, sentinel: &Node) -> Result<(String, u16), Failure> {
-        let mut link = Link::connect(sentinel).await?;
+        self.address_over(&mut None, sentinel).await
+    }
+
+    /// Like [`address_by`](Sentinels::address_by), over a link that is made if there is none.
+    async fn address_over(&self, link: &mut Option<Link>, sentinel: &Node) -> Result<(String, u16), Failure> {
+        let link = match link {
+            Some(link) => link,
+            None => link.insert(Link::connect(sentinel).await?),
+        };
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
         let unknown = || Failure::Misconfigured("a sentinel knows no primary of this name".into());
-        ask(&mut link, &cmd).await?.ok_or_else(unknown)
+        ask(link, &cmd).await?.ok_or_else(unknown)
     }
 
     /// Connects to a primary.
@@ -95,6 +127,20 @@ impl Sentinels {
             _ => Err(Failure::NotRun("the server that a sentinel reported is not a primary".into())),
         }
     }
+}
+
+/// Returns the failure to report if all attempts have failed: whether each is of a primary, and its
+/// rank. A primary that a sentinel reported counts more than a sentinel. Of sentinels, those that
+/// are away hide those that know no primary, which may have lost their state, unless these are more.
+/// Of equal failures that of the last sentinel in the order of the address is returned, whichever
+/// replies last.
+fn most_telling(failed: Vec<(bool, usize, Failure)>) -> Failure {
+    let is_away = |failure: &Failure| !matches!(failure, Failure::Misconfigured(_));
+    let away = failed.iter().filter(|(.., failure)| is_away(failure)).count();
+    let outage = 2 * away >= failed.len();
+    let order = |of: &(bool, usize, Failure)| (of.0, is_away(&of.2) == outage, of.1);
+    let last = failed.into_iter().max_by_key(order);
+    last.map_or_else(|| Failure::NotRun("no sentinel reported a primary".into()), |(.., failure)| failure)
 }
 
 async fn in_time<T>(
@@ -147,13 +193,16 @@ mod tests {
         let port = unused.expect("an address").port().to_string();
         let reports = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
         let (informed, ignorant) = (sentinel(reports).await, sentinel("*-1\r\n".into()).await);
-        let absent = format!("127.0.0.1:{port}");
+        let (absent, two) = (format!("127.0.0.1:{port}"), format!("{ignorant},{ignorant}"));
         for (sentinels, is_outage) in [
             ([&informed, &ignorant], true),
             ([&ignorant, &informed], true),
             ([&absent, &ignorant], true),
             ([&ignorant, &absent], true),
             ([&ignorant, &ignorant], false),
+            // Most of them know no primary of this name.
+            ([&absent, &two], false),
+            ([&two, &absent], false),
         ] {
             let url = format!("redis+sentinel://{},{}/name", sentinels[0], sentinels[1]);
             let Ok(Address::Sentinels { sentinels, name, login }) = Address::read(&url, None) else {

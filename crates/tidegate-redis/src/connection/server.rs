@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, RedisError, Value};
+use tokio::task::JoinSet;
 
 use super::attempt::Attempts;
 use super::congestion::Congestion;
@@ -39,6 +40,8 @@ pub(crate) struct Server {
     /// With the number of the connection, so that a call drops the connection that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     connecting: Arc<Attempts>,
+    /// Drops the connection when the sentinels report another primary.
+    watch: Mutex<JoinSet<()>>,
     /// The number of connections made.
     connections: AtomicU64,
     /// Set after a failure that time does not mend.
@@ -140,7 +143,7 @@ impl Server {
     }
 
     /// Connects, unless the server rests.
-    async fn connect(&self) -> Result<(u64, Connection), Failure> {
+    async fn connect(self: &Arc<Server>) -> Result<(u64, Connection), Failure> {
         let last = lock(&self.rest).clone();
         if let Some(rest) = &last
             && tokio::time::Instant::now() < rest.end
@@ -160,6 +163,15 @@ impl Server {
         let connection = (self.connections.fetch_add(1, Ordering::Relaxed), made?);
         self.congestion.connected();
         *lock(&self.current) = Some(connection.clone());
+        let mut watch = JoinSet::new();
+        if let Some(sentinels) = self.wire.sentinels() {
+            let (server, number) = (Arc::downgrade(self), connection.0);
+            watch.spawn(async move {
+                sentinels.replaced().await;
+                server.upgrade().into_iter().for_each(|server| server.forget(number));
+            });
+        }
+        *lock(&self.watch) = watch;
         Ok(connection)
     }
 

@@ -16,7 +16,7 @@ pub(crate) enum Wire {
     /// Connects to one address. A connection is tested with the key.
     Server { node: Node, key: Option<String> },
     /// Connects to the primary that sentinels report.
-    Sentinels { sentinels: Sentinels, key: String },
+    Sentinels { sentinels: Arc<Sentinels>, key: String },
     /// Connects to no server.
     #[default]
     Nowhere,
@@ -47,6 +47,14 @@ impl Wire {
         };
         link.test(key).await?;
         Ok(Connection::Client(link))
+    }
+
+    /// The sentinels that may report another server than that of a connection.
+    pub(super) fn sentinels(&self) -> Option<Arc<Sentinels>> {
+        match self {
+            Wire::Sentinels { sentinels, .. } => Some(sentinels.clone()),
+            _ => None,
+        }
     }
 }
 

@@ -17,8 +17,14 @@ struct Group {
 
 impl Group {
     fn start() -> Option<Group> {
+        Group::start_with(&[])
+    }
+
+    /// Starts the primary with more settings.
+    fn start_with(of_primary: &[&str]) -> Option<Group> {
         let args = [LOGIN.as_slice(), &["--repl-diskless-sync-delay", "0"]].concat();
-        let servers = [Server::start_at_port(&args)?, Server::start_at_port(&args)?];
+        let of_primary = [args.as_slice(), of_primary].concat();
+        let servers = [Server::start_at_port(&of_primary)?, Server::start_at_port(&args)?];
         servers[1].tell(&format!("REPLICAOF 127.0.0.1 {}", servers[0].port()));
         wait_until("the replica is in step", || {
             servers[1].info("replication", "master_link_status").as_deref() == Some("up")
@@ -80,6 +86,29 @@ async fn sentinels_replace_a_primary() {
     });
     let (another, limiter) = load::open(load::patient(group.url("main", "of-servers")));
     assert_eq!(load::ask_times(&limiter, 10).await.granted, 10, "{:?}", another.trouble());
+}
+
+/// The primary from before a planned failover is a primary for some ten seconds more, here for
+/// ever. Calls stayed there, and processes that connected later were granted the limit once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_moves_all_calls() {
+    let Some(group) = Group::start_with(&["--rename-command", "SLAVEOF", ""]) else { return };
+    let (store, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
+    let load = Load::start([limiter]);
+    load.granted(100).await;
+    group.sentinels[0].tell("SENTINEL FAILOVER main");
+    wait_until("the replica is a primary", || {
+        group.servers[1].info("replication", "role").as_deref() == Some("master")
+    });
+    let calls = |server: &Server| server.info("commandstats", "cmdstat_evalsha");
+    wait_until("the calls go to the new primary", || calls(&group.servers[1]).is_some());
+    assert_eq!(group.servers[0].info("replication", "role").as_deref(), Some("master"));
+    let at_old = calls(&group.servers[0]);
+    load.granted(100).await;
+    assert_eq!(calls(&group.servers[0]), at_old);
+    let tally = load.end().await;
+    load::row("a planned failover by sentinels", tally, &store);
+    assert_eq!((tally.refused, tally.open, store.counts().misconfigured), (0, 0, 0), "{:?}", store.trouble());
 }
 
 /// Errors of sentinels, and unmet needs of servers, are reported as errors, and never hidden by a
