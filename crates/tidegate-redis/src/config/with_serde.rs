@@ -79,13 +79,19 @@ impl<'de> Visitor<'de> for Entries {
                     };
                     config.set(field, &value).map_err(de::Error::custom)?;
                 }
+                ("limits" | "limit", None) if !config.limits.is_empty() => {
+                    return Err(de::Error::custom(bad("limit", "set once, or limits instead")));
+                }
                 ("limits", None) => {
-                    let limits: BTreeMap<String, Limit> = map.next_value()?;
-                    config.limits.extend(limits.into_iter().map(|(name, Limit(limit))| (name, limit)));
+                    let Limits(limits) = map.next_value()?;
+                    config.limits = limits;
                 }
                 ("limit", None) => {
                     let Limit(limit) = map.next_value()?;
                     config.limits.push((ONLY.into(), limit));
+                }
+                _ if may_be_secret(&name) => {
+                    return Err(de::Error::custom(BuildError::Unknown { field: "an address".into() }));
                 }
                 // No policy has this field. The error of `set` says what to write.
                 ("share_of", None) => config.set("while_away", "").map_err(de::Error::custom)?,
@@ -167,6 +173,39 @@ impl<'de> Deserialize<'de> for Limit {
         }
 
         deserializer.deserialize_any(LineOrMap)
+    }
+}
+
+/// Limits by their names, in the order of the names.
+struct Limits(Vec<(String, PolicyConfig)>);
+
+impl<'de> Deserialize<'de> for Limits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Limits, D::Error> {
+        struct ByName;
+
+        impl<'de> Visitor<'de> for ByName {
+            type Value = Limits;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("limits by their names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Limits, A::Error> {
+                let mut limits = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if may_be_secret(&name) {
+                        return Err(de::Error::custom(bad("limits", "policies by name, and not by address")));
+                    }
+                    let Limit(limit) = map.next_value()?;
+                    if limits.insert(name.clone(), limit).is_some() {
+                        return Err(de::Error::custom(BuildError::Twice { name }));
+                    }
+                }
+                Ok(Limits(limits.into_iter().collect()))
+            }
+        }
+
+        deserializer.deserialize_map(ByName)
     }
 }
 

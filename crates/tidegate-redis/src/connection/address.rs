@@ -24,6 +24,13 @@ impl Node {
         Some(Node { info, tls: tls.cloned() })
     }
 
+    /// Returns an error if the login is a user without a password.
+    fn checked(self) -> Result<Node, OpenError> {
+        let login = self.info.redis_settings();
+        let is_set = |text: Option<&str>| text.is_some_and(|text| !text.is_empty());
+        if is_set(login.username()) && !is_set(login.password()) { Err(wrong(USER)) } else { Ok(self) }
+    }
+
     /// This login at another server.
     pub(super) fn at(&self, host: &str, port: u16) -> Node {
         let info = self.info.clone().set_addr(ConnectionAddr::Tcp(host.into(), port));
@@ -68,16 +75,21 @@ fn wrong(why: &'static str) -> OpenError {
     OpenError::Address { why }
 }
 
-/// The names and values of a query.
-fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+/// Returns the names and values of a query.
+fn pairs(query: &str) -> Result<Vec<(&str, &str)>, OpenError> {
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
-    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    let pairs: Vec<_> = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
+    let is_twice = |(i, (name, _)): (usize, &(&str, &str))| pairs[..i].iter().any(|(other, _)| other == name);
+    if pairs.iter().enumerate().any(is_twice) { Err(wrong("has a field twice")) } else { Ok(pairs) }
 }
 
 /// The error for a character that would be read as the end of a login or as the start of an escape
 /// sequence.
 const ESCAPE: &str = "has a character that must be escaped: in a user or password / is written as %2F, ? as %3F, \
                       # as %23, @ as %40, and % as %25";
+/// The client library would log in as the default user.
+const USER: &str =
+    "has a user and no password; a user that needs none is given any, as in redis://user:any@host";
 const DATABASE: &str = "has a database that is no number from 0 to 2147483647";
 const PORT: &str = "has a port that is no number from 1 to 65535; IPv6 is written in brackets";
 
@@ -131,7 +143,7 @@ impl Address {
             return Err(wrong("is that of a socket, which has no TLS: it begins with redis+unix"));
         }
         let query = rest.split_once('?').map_or("", |(_, query)| query);
-        for (name, value) in pairs(query) {
+        for (name, value) in pairs(query)? {
             match name {
                 "db" if !is_database(value) => return Err(wrong(DATABASE)),
                 "user" | "pass" if !is_escaped(value) => return Err(wrong(ESCAPE)),
@@ -139,8 +151,8 @@ impl Address {
                 _ => return Err(wrong("is that of a socket, and has a field that is not db, user or pass")),
             }
         }
-        let node = Node::new(url, None);
-        node.map(Address::Server).ok_or(wrong("has no path of a socket, as redis+unix:///path has"))
+        let node = Node::new(url, None).ok_or(wrong("has no path of a socket, as redis+unix:///path has"))?;
+        node.checked().map(Address::Server)
     }
 
     fn of_hosts(kind: &str, rest: &str, tls: Option<&Connector>) -> Result<Address, OpenError> {
@@ -166,7 +178,8 @@ impl Address {
             }
             let at = if login.is_empty() { "" } else { "@" };
             let node = Node::new(&format!("redis://{login}{at}{host}/{database}"), tls);
-            node.ok_or(wrong("has a host that no server can have, or a user or password that is no text"))
+            let why = "has a host that no server can have, or a user or password that is no text";
+            node.ok_or(wrong(why))?.checked()
         };
         // A setting that a server does not have, such as a database in the query or a second host,
         // is not silently dropped.
@@ -185,7 +198,7 @@ impl Address {
                     return Err(wrong("names no primary, as redis+sentinel://host,host/name does"));
                 }
                 let (mut user, mut password) = ("", "");
-                for (name, value) in pairs(query) {
+                for (name, value) in pairs(query)? {
                     match name {
                         "sentinel_user" => user = value,
                         "sentinel_password" => password = value,
@@ -301,6 +314,13 @@ mod tests {
             ("redis+sentinel://a", "names no primary"),
             ("redis+sentinel://a/main?sentinel_pass=x", "a field that is not sentinel_user"),
             ("redis+sentinel://a/main?sentinel_user=s", "no sentinel_password"),
+            ("redis://alice@a", "has a user and no password"),
+            ("redis://alice:@a", "has a user and no password"),
+            ("redis+cluster://alice@a,b", "has a user and no password"),
+            ("redis+sentinel://alice@a/main", "has a user and no password"),
+            ("redis+unix:///tmp/s?user=alice", "has a user and no password"),
+            ("redis+unix:///tmp/s?db=1&db=2", "has a field twice"),
+            ("redis+sentinel://a/main?sentinel_password=a&sentinel_password=b", "has a field twice"),
             ("redis+unix:///tmp/s?database=2", "a field that is not db"),
             ("redis+unix:///tmp/s?db=2&tls", "a field that is not db"),
             ("redis+unix://tmp", "has no path of a socket"),

@@ -468,6 +468,11 @@ mod with_serde {
             ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
             ("limit = \"redis://:hunter2@h\"", "limit must be a policy, and not an address"),
             ("limits = { a = \"redis://:hunter2@h\" }", "limit must be a policy, and not an address"),
+            ("\"redis://:hunter2@h\" = 1", "an address: there is no such field"),
+            (
+                "limits = { \"redis://:hunter2@h\" = \"fixed_window 5/s\" }",
+                "limits must be policies by name, and not by address",
+            ),
         ] {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
@@ -490,6 +495,18 @@ mod with_serde {
         ] {
             let error = read(&text).unwrap_err();
             assert!(error.contains(message), "{error}");
+        }
+        // They were built into a limiter, which panicked.
+        let (one, other) = (r#""token_bucket 1/s burst 1""#, r#""token_bucket 9/s burst 9""#);
+        for json in [
+            format!(r#"{{"limit": {one}, "limits": {{"limit": {other}}}}}"#),
+            format!(r#"{{"limits": {{"a": {other}}}, "limit": {one}}}"#),
+            format!(r#"{{"limit": {one}, "limit": {other}}}"#),
+            format!(r#"{{"limits": {{"a": {one}, "a": {other}}}}}"#),
+        ] {
+            let error = serde_json::from_str::<LimiterConfig>(&json).unwrap_err().to_string();
+            let says = ["limit must be set once, or limits instead", "two limits are named \"a\""];
+            assert!(says.iter().any(|says| error.starts_with(says)), "{json}: {error}");
         }
         for text in ["limits = {}", "", "tag = \"a\"", "rate = \"5/s\""] {
             let error = read(text).unwrap_err();
