@@ -327,6 +327,20 @@ do
       return whole(max(0, lowest(l)), l.terms[2])
     end
 
+    -- Returns when n permits may be granted before the last booking, if no more are given back: the
+    -- places that end until then are refunded.
+    function bucket.lends_at(l, n)
+      if l.booked <= l.now or l.held > l.now then return nil end
+      local cap, units, peaks, i, ended = l.terms[3], n * l.terms[2], l.peaks, 1, 0
+      local least = min(l.credit, lowest(l))
+      for _, place in ipairs(l.places) do
+        ended = ended + place.free * l.terms[2]
+        while peaks[i] and peaks[i] <= place.due do i = i + 2 end
+        local room = cap - (peaks[i + 1] or cap)
+        if place.due < l.booked and least + min(ended, room) >= units then return place.due end
+      end
+    end
+
     -- Gives permits back. Returns how many of them may be lent.
     function bucket.give(l, at, n, due)
       -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.

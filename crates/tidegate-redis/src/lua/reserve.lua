@@ -94,6 +94,8 @@ local function earliest(l, from)
   if not due or due <= from then return due end
   if kind.lendable and kind.lendable(l) >= n then return from end
   if #places == 0 then return due end
+  local lent_at = not may_wait and kind.lends_at and kind.lends_at(l, n)
+  if lent_at then due = min(due, max(lent_at, from)) end
   local first, free = 1, 0
   for i, place in ipairs(places) do
     local instant = max(place.due, from, l.held)

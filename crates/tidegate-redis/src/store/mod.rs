@@ -47,8 +47,10 @@ pub use while_away::WhileAway;
 /// A connection to Redis or Valkey that limiters share. Clones are handles to one store.
 ///
 /// A store connects at its first call, and reconnects after a failure. It does its network I/O on a
-/// thread of its own, so its limiters work in any executor and in plain threads. A call is sent on
-/// the thread of its request only if no other call is in flight. If nearly all requests come from
+/// thread of its own, so its limiters work in any executor and in plain threads. A request that
+/// waits in a tokio runtime uses the timer of that runtime, which must be enabled and run. A call is
+/// sent on the thread of its request only if no other call is in flight. The store's thread wakes
+/// tasks: a waker that blocks holds up the calls of all limiters. If nearly all requests come from
 /// one tokio runtime, that runtime [can do the I/O](StoreBuilder::on_this_runtime).
 ///
 /// After a fork, the child process has neither that thread nor a runtime: open a store in the

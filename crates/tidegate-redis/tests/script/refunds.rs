@@ -155,6 +155,45 @@ fn a_request_that_may_not_wait_gets_no_time_of_a_booking() {
     }
 }
 
+/// A request that may not wait was told the time of the last booking, though the places of dropped
+/// waits before it end sooner, and their permits are lent then.
+#[test]
+fn a_request_that_may_not_wait_is_told_when_dropped_waits_lend_it_permits() {
+    let Some(mut store) = Store::new() else { return };
+    let lines = [
+        ("token_bucket 100/s burst 5", 1),
+        ("token_bucket 100/s burst 5", 3),
+        ("token_bucket 100/s burst 50", 20),
+        ("leaky_bucket 100/s nodelay 9", 4),
+        ("smooth_bursty 100/s max_burst 100ms", 3),
+        ("token_bucket 10/100ms burst 10 interval_refill", 3),
+        ("token_bucket 10/100ms burst 20 interval_refill", 3),
+        ("fixed_window 10/100ms", 3),
+    ];
+    for (line, n) in lines {
+        let mut limit = Limit::new(line);
+        limit.key.push_str(&format!("-{n}"));
+        while store.call(TRY, START, &[limit.part(1, &[])]).answer == Answer::Done {}
+        let waits: Vec<_> = (0..100).map(|_| store.call(ANY_WAIT, START, &[limit.part(1, &[])])).collect();
+        for wait in &waits[..99] {
+            store.call(Operation::Back { due: wait.due }, START, &[limit.part(1, &wait.before[0])]);
+        }
+        let (mut now, mut granted) = (START + SECOND / 20, 0);
+        while now < START + SECOND * 3 / 4 {
+            let reply = store.call(TRY, now, &[limit.part(n, &[])]);
+            if reply.answer == Answer::Done {
+                granted += n;
+                continue;
+            }
+            now += u64::try_from(reply.wait.as_micros()).expect("a wait");
+            let again = store.call(TRY, now, &[limit.part(n, &[])]);
+            assert_eq!(again.answer, Answer::Done, "{line}: told {:?}", reply.wait);
+            granted += n;
+        }
+        assert!(granted >= 60, "{line}: {granted}");
+    }
+}
+
 /// An earlier window was assumed to begin a whole number of windows before the last one. Another
 /// limit may leave a gap between two windows, so permits of the earlier one were granted in the
 /// last one.
