@@ -331,13 +331,14 @@ do
     -- places that end until then are refunded.
     function bucket.lends_at(l, n)
       if l.booked <= l.now or l.held > l.now then return nil end
-      local cap, units, peaks, i, ended = l.terms[3], n * l.terms[2], l.peaks, 1, 0
+      local cap, price, peaks, i, given = l.terms[3], l.terms[2], l.peaks, 1, 0
       local least = min(l.credit, lowest(l))
       for _, place in ipairs(l.places) do
-        ended = ended + place.free * l.terms[2]
+        if place.due >= l.booked then return nil end
         while peaks[i] and peaks[i] <= place.due do i = i + 2 end
-        local room = cap - (peaks[i + 1] or cap)
-        if place.due < l.booked and least + min(ended, room) >= units then return place.due end
+        local room = cap - max(l.level, peaks[i + 1] or l.level) - given
+        given = given + max(0, min(room, place.free * price))
+        if least + given >= n * price then return place.due end
       end
     end
 

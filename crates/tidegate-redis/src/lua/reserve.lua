@@ -4,6 +4,9 @@
 -- ends with its instant is gone, so the reply to such a request counts no such place. A status
 -- counts all places.
 local may_wait = true
+-- Such a request comes again when places have ended, whose permits a bucket lends. A request that
+-- may wait is told the time from which it is accepted, which is earlier than that.
+local waits_for_loans = false
 local lend, is_open, free_at, take_places
 if has_back then
   -- Grants permits before the last booking.
@@ -94,7 +97,7 @@ local function earliest(l, from)
   if not due or due <= from then return due end
   if kind.lendable and kind.lendable(l) >= n then return from end
   if #places == 0 then return due end
-  local lent_at = not may_wait and kind.lends_at and kind.lends_at(l, n)
+  local lent_at = waits_for_loans and kind.lends_at and kind.lends_at(l, n)
   if lent_at then due = min(due, max(lent_at, from)) end
   local first, free = 1, 0
   for i, place in ipairs(places) do
@@ -206,7 +209,7 @@ local function reserve(longest, is_shadow, is_behind, wants_state)
   -- A request for up to a number takes as many permits as all limits have whose number it leaves
   -- open.
   local there
-  may_wait = longest > 0
+  may_wait, waits_for_loans = longest > 0, longest == 0
   for i = 1, count do
     local l = limits[i]
     if l.most > l.n then
