@@ -84,8 +84,11 @@ pub(crate) struct Set {
     home: Option<Handle>,
 }
 
-/// For each member, the permits, and the maximum.
-pub(crate) type Costs = Vec<(u64, u64)>;
+/// The permits of one member, and the maximum.
+pub(crate) type Cost = (u64, u64);
+
+/// For each member, its cost.
+pub(crate) type Costs = Vec<Cost>;
 
 impl Set {
     /// The time of the tasks that wait, also on the store's thread.
@@ -156,7 +159,7 @@ impl Set {
     fn send(
         &self,
         operation: Operation,
-        costs: &Costs,
+        costs: &[Cost],
         before: &[Vec<u8>],
         deadline: Deadline,
         answer: impl FnOnce(Result<Reply, Away>) + Send + 'static,
@@ -206,7 +209,7 @@ impl Set {
         self.carry_out(cmd, deadline, move |value| Reply::read_all(value, requests, limits), answer)
     }
 
-    fn parts<'a>(&'a self, costs: &[(u64, u64)], before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
+    fn parts<'a>(&'a self, costs: &[Cost], before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
         let part = |(i, member): (usize, &'a Member)| {
             let booking = before.get(i).map_or(&[][..], Vec::as_slice);
             let permits = costs.get(i).map_or(0, |(n, _)| *n);
@@ -234,7 +237,7 @@ impl Set {
     }
 
     /// Calls a script, without waiting for the reply.
-    pub(crate) fn send_detached(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
+    pub(crate) fn send_detached(&self, operation: Operation, costs: &[Cost], before: &[Vec<u8>]) {
         drop(self.send_locked(operation, costs, before));
     }
 
@@ -242,7 +245,7 @@ impl Set {
     pub(crate) fn send_locked(
         &self,
         operation: Operation,
-        costs: &Costs,
+        costs: &[Cost],
         before: &[Vec<u8>],
     ) -> Option<Unsent> {
         let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
@@ -256,7 +259,7 @@ impl Set {
     }
 
     /// Calls a script, and returns its reply.
-    pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Away> {
+    pub(crate) async fn ask(&self, operation: Operation, costs: &[Cost]) -> Result<Reply, Away> {
         let (sender, receiver) = oneshot::channel();
         let deadline = Deadline::of(self.store.timeout());
         drop(self.send(operation, costs, &[], deadline, move |reply| _ = sender.send(reply)));
@@ -284,18 +287,12 @@ impl Set {
         }
     }
 
-    /// The refusal of a request that neither a store nor a share decides. After a single failure,
-    /// the next request asks the store again.
-    pub(crate) fn unavailable(&self, undecided: Away) -> AllRefusal {
-        Refusal::Unavailable { retry_after: undecided.retry_after() }.into()
-    }
-
     /// Returns how to decide a request without the store, which has booked permits for this
     /// process.
     pub(crate) fn fallback(&self, undecided: Away, booked: &dyn Fn() -> LastBooking) -> Fallback {
         // A wrong configuration is never hidden.
         if undecided == Away::Misconfigured {
-            return Fallback::Refuse(self.unavailable(undecided));
+            return Fallback::Refuse(undecided.refusal().into());
         }
         if self.shadow.load(Ordering::Relaxed) {
             return Fallback::Grant;
@@ -314,7 +311,7 @@ impl Set {
         match self.store.share(&self.tag, &self.keys[0], limits, booked) {
             Some(Ok(share)) => Fallback::Share(share.into()),
             Some(Err(refusal)) => Fallback::Refuse(self.by_share(refusal, undecided.rest())),
-            None => Fallback::Refuse(self.unavailable(undecided)),
+            None => Fallback::Refuse(undecided.refusal().into()),
         }
     }
 
@@ -324,7 +321,7 @@ impl Set {
         match refusal.refusal() {
             Some(
                 Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. } | Refusal::Unavailable { .. },
-            ) => self.unavailable(Away::For(rest)),
+            ) => Away::For(rest).refusal().into(),
             _ => refusal.as_degraded(),
         }
     }

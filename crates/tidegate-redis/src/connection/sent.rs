@@ -182,7 +182,7 @@ mod tests {
             (sent, led)
         };
         let (sent, led_now) = led();
-        let rest = led_now.unwrap_err();
+        let rest = led_now.expect_err("a rest");
         assert!(rest > TIMEOUT && sent.last().is_none());
         assert_eq!(sent.redirected_by().len(), 1);
         tokio::time::advance(rest).await;

@@ -274,7 +274,7 @@ impl StoreCountingLimit {
     }
 
     async fn ask(&self, operation: Operation) -> Result<CallReport, AllRefusal> {
-        self.0.ask(operation).await.map_err(|away| unavailable(away).into())
+        self.0.ask(operation).await.map_err(|away| away.refusal().into())
     }
 
     fn status_of(&self, left: Left, paused_for: Duration) -> AllStatus {
@@ -332,7 +332,7 @@ impl StoreCountingLimit {
     /// The refusal of a request for which this thread would have to wait. A store's thread cannot
     /// wait for a store.
     fn cannot_wait<T>() -> Result<T, AllRefusal> {
-        Err(unavailable(Away::For(Duration::MAX)).into())
+        Err(Away::WOULD_BLOCK.refusal().into())
     }
 
     fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
@@ -363,10 +363,6 @@ fn check_name(name: &str) -> Result<(), AllRefusal> {
         return Ok(());
     }
     Err(AllRefusal::NoMember { name: name.into(), members: Box::new([NAME.into()]) })
-}
-
-fn unavailable(away: Away) -> Refusal {
-    Refusal::Unavailable { retry_after: away.retry_after() }
 }
 
 calls!(StoreCountingLimit);

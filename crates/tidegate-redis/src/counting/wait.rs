@@ -10,6 +10,7 @@ use tidegate::{Clock, DefaultClock, Nanos, Refusal, Request, Timer};
 use tokio::sync::oneshot;
 
 use crate::counting::line::{Answer, Position, Shared};
+use crate::store::Away;
 
 /// A request in the queue of this process. Dropping it withdraws the request.
 pub(super) struct Wait {
@@ -93,7 +94,7 @@ impl Future for Wait {
             if let Poll::Ready(answer) = Pin::new(&mut this.answer).poll(context) {
                 this.position = None;
                 // The store has ended.
-                break answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }.into()));
+                break answer.unwrap_or(Err(Away::ENDED.refusal().into()));
             }
             if let Err(refusal) = ready!(this.poll_end(context)) {
                 this.leave();

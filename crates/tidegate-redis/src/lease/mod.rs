@@ -151,7 +151,7 @@ impl Leases {
         self.ledger.waits(now, costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
-            || self.ledger.is_mixed(now, costs)
+            || self.ledger.note_waiting_costs(now, costs)
             || !is_booked
                 && !self.ledger.has_waiting()
                 && (are_held() || !self.ledger.is_worthwhile(now, costs))
@@ -284,7 +284,7 @@ impl Leases {
     /// a time after it. Then permits are booked only for queued requests.
     pub(crate) fn resume(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
-        self.ledger.is_back();
+        self.ledger.note_recovery();
         if self.ledger.has_waiting() {
             self.ledger.kick.notify_one();
         }
@@ -325,7 +325,7 @@ impl Leases {
                 let Some(leases) = driving.0.upgrade() else { return };
                 // The server of another limit may have come back.
                 if std::mem::take(&mut is_back) && !leases.set.is_failing() {
-                    leases.ledger.is_back();
+                    leases.ledger.note_recovery();
                 }
                 // A limiter that is dropped meanwhile gives its permits back before this guard is
                 // dropped.

@@ -30,7 +30,7 @@ use crate::guarded::guarded;
 use crate::line::{Line, Outcome, Returning, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
-use crate::set::{Costs, Fallback};
+use crate::set::{Cost, Costs, Fallback};
 use crate::store::Away;
 use request::{Admitted, OwnedRequest, report_granted};
 use reserved::StoreReservation;
@@ -210,7 +210,7 @@ impl StoreLimiter {
         if let Some(leases) = &self.0.leases {
             leases.discard(None);
         }
-        self.ask_all(Operation::Reset).await?;
+        self.ask(Operation::Reset, &[]).await?;
         self.0.resumed();
         self.resume_leases();
         Ok(())
@@ -223,7 +223,7 @@ impl StoreLimiter {
     ///
     /// Returns [`Refusal::Unavailable`] if the store did not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
-        let reply = self.ask_all(Operation::Status).await?;
+        let reply = self.ask(Operation::Status, &[]).await?;
         Ok(self.0.status_of(&reply, Duration::ZERO))
     }
 
@@ -264,7 +264,7 @@ impl StoreLimiter {
     /// ```
     pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         let operation = self.begin_pause(pause);
-        self.ask_all(operation).await.map(drop)
+        self.ask(operation, &[]).await.map(drop)
     }
 
     /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a
@@ -282,7 +282,7 @@ impl StoreLimiter {
     /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have ended
     /// the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        let reply = self.ask_all(Operation::Resume).await?;
+        let reply = self.ask(Operation::Resume, &[]).await?;
         self.0.resumed();
         let was_paused = reply.limits.iter().any(|report| report.other > 0);
         if was_paused {
@@ -362,21 +362,8 @@ impl StoreLimiter {
         self.0.leases.as_ref().map_or(0, |leases| leases.discard(Some(member)))
     }
 
-    fn of_all(&self) -> Costs {
-        vec![(1, 1); self.0.set.members.len()]
-    }
-
-    /// Sends an operation for all members to the store, without waiting for it.
-    fn send_detached(&self, operation: Operation) {
-        self.0.set.send_detached(operation, &self.of_all(), &[]);
-    }
-
-    async fn ask_all(&self, operation: Operation) -> Result<Reply, AllRefusal> {
-        self.ask(operation, &self.of_all()).await
-    }
-
-    async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, AllRefusal> {
-        self.0.set.ask(operation, costs).await.map_err(|undecided| self.0.set.unavailable(undecided))
+    async fn ask(&self, operation: Operation, costs: &[Cost]) -> Result<Reply, AllRefusal> {
+        self.0.set.ask(operation, costs).await.map_err(|away| away.refusal().into())
     }
 
     /// Returns the decision of the leases, if they can decide.
@@ -408,7 +395,7 @@ impl StoreLimiter {
         answer: Option<Result<AllPermits, AllRefusal>>,
     ) -> Result<AllPermits, AllRefusal> {
         answer.unwrap_or_else(|| {
-            let answer = Err(self.0.set.unavailable(Away::WOULD_BLOCK));
+            let answer = Err(Away::WOULD_BLOCK.refusal().into());
             self.report_answer(request, &answer);
             answer
         })
@@ -640,7 +627,7 @@ impl Limiter for StoreLimiter {
         if self.1 == Blocks::Yes && !reserved.is_decided() {
             match self.block_on(poll_fn(|context| reserved.poll_decided(context))) {
                 Some(decided) => decided?,
-                None => return Err(reserved.give_up(self.0.set.unavailable(Away::WOULD_BLOCK))),
+                None => return Err(reserved.give_up(Away::WOULD_BLOCK.refusal().into())),
             }
         }
         Ok(AnyReservation::new(reserved))
@@ -660,7 +647,7 @@ impl Limiter for StoreLimiter {
     /// Pauses all processes, without waiting for the reply. Bookings that were made before are
     /// still granted during the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.send_detached(self.begin_pause(pause));
+        self.0.set.send_detached(self.begin_pause(pause), &[], &[]);
         Ok(())
     }
 
@@ -669,7 +656,7 @@ impl Limiter for StoreLimiter {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
                 self.resume_leases();
-                self.send_detached(Operation::Resume);
+                self.0.set.send_detached(Operation::Resume, &[], &[]);
                 self.0.resumed();
                 false
             }
@@ -696,7 +683,7 @@ impl Limiter for StoreLimiter {
         }
         self.0.set.find(name)?;
         let taken = self.block_on(StoreLimiter::keep_at_most(self, name, permits));
-        taken.unwrap_or_else(|| Err(self.0.set.unavailable(Away::WOULD_BLOCK)))
+        taken.unwrap_or_else(|| Err(Away::WOULD_BLOCK.refusal().into()))
     }
 
     /// Applies to this process.

@@ -249,7 +249,7 @@ impl Reserved for StoreReservation {
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         let StoreLimiter(line, blocks) = self.of.clone();
         let claimed = line.set.store.block_on_permits(blocks, self);
-        claimed.unwrap_or_else(|| Err(line.set.unavailable(Away::WOULD_BLOCK)))
+        claimed.unwrap_or_else(|| Err(Away::WOULD_BLOCK.refusal().into()))
     }
 
     fn left(&self) -> Option<AllStatus> {

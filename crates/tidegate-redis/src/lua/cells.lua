@@ -9,8 +9,7 @@
 --
 --   | state  | name   | unit    | meaning                                                       |
 --   |--------|--------|---------|---------------------------------------------------------------|
---   | 1      | length | us      | of a cell                                                     |
---   | 2..    | counts | permits | of each cell, the oldest first, the last one that of `booked`; |
+--   | 1..    | counts | permits | of each cell, the oldest first, the last one that of `booked`; |
 --   |        |        |         | 32 bits each                                                  |
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
@@ -50,7 +49,7 @@ do
       local t = l.terms
       if value then
         -- A limit with other cells has a key of another name.
-        l.counts = {parse('>' .. ('I4'):rep(t[4]), value, l.first + 8)}
+        l.counts = {parse('>' .. ('I4'):rep(t[4]), value, l.first)}
         -- The last number is the position at which the parsing ended.
         l.counts[t[4] + 1] = nil
       else
@@ -95,7 +94,7 @@ do
     end,
 
     value = function(l)
-      return pack('>d' .. ('I4'):rep(l.terms[4]), l.terms[2], unpack(l.counts))
+      return pack('>' .. ('I4'):rep(l.terms[4]), unpack(l.counts))
     end,
   }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::Nanos;
+use tidegate::{Nanos, Refusal};
 
 use crate::breaker::next_rest;
 
@@ -31,6 +31,12 @@ impl Away {
             Away::Late => Duration::ZERO,
             Away::Misconfigured => Duration::MAX,
         }
+    }
+
+    /// The refusal of a request that neither a store nor a share decides. After a single failure,
+    /// the next request asks the store again.
+    pub(crate) fn refusal(self) -> Refusal {
+        Refusal::Unavailable { retry_after: self.retry_after() }
     }
 
     /// The `retry_after` of a refused client: at least the first rest of a breaker. A client that

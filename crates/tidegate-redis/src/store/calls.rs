@@ -279,7 +279,7 @@ impl Shared {
         let Some(value) = begun.reply(context) else { return Some(call) };
         let asked = Instant::from_std(begun.at);
         self.replied(&begun.server, asked);
-        self.is_well(&begun.server, Admission::Allow, asked);
+        self.note_reply(&begun.server, Admission::Allow, asked);
         let Call { in_flight, answer, .. } = call;
         drop(in_flight);
         answer.answer(Ok(value));
@@ -302,7 +302,7 @@ impl Shared {
     }
 
     /// Records the duration of a call.
-    fn took(&self, time: Duration) {
+    fn note_duration(&self, time: Duration) {
         // Relaxed: an independent hint.
         self.took.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -409,7 +409,7 @@ impl Shared {
             }
         };
         for (server, admission) in sent.redirected_by() {
-            self.is_well(&server, admission, asked);
+            self.note_reply(&server, admission, asked);
         }
         let is_led = !Arc::ptr_eq(&last.server, &server);
         // A server that replied to others is not away. The remaining time of a call that queued, or
@@ -435,7 +435,7 @@ impl Shared {
         let failure = match outcome {
             Ok(Ok(value)) => {
                 self.replied(&server, asked);
-                self.is_well(&last.server, last.admission, asked);
+                self.note_reply(&last.server, last.admission, asked);
                 return Ok(value);
             }
             Ok(Err(NoReply::Rests(rest))) => return Err(self.skip(rest)),
@@ -443,7 +443,7 @@ impl Shared {
             Err(_) if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
             Err(_) => last.server.not_connected_in_time(),
         };
-        self.took(asked.elapsed());
+        self.note_duration(asked.elapsed());
         Err(self.failed(&last.server, last.admission, failure, is_well))
     }
 
@@ -463,7 +463,7 @@ impl Shared {
         *lock(&self.trouble) = Some(error);
         if !is_away {
             // The store does reply.
-            self.answers(&server.breaker, admission);
+            self.note_alive(&server.breaker, admission);
             return Away::Misconfigured;
         }
         if is_well {
@@ -517,28 +517,28 @@ impl Shared {
     fn replied(&self, server: &Server, asked: Instant) {
         let now = Instant::now();
         let took = now - asked;
-        self.took(took);
+        self.note_duration(took);
         // Relaxed: an independent hint.
         self.is_far.store(server.congestion.replied(asked, took, self.timeout), Ordering::Relaxed);
         *lock(&self.trouble) = None;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.report(StoreEvent::Answered(took));
         if let Some(stand_in) = self.servers.found() {
-            self.answers(&stand_in.breaker, Admission::Probe);
+            self.note_alive(&stand_in.breaker, Admission::Probe);
         }
     }
 
     /// Records that a server replied to a call that was sent at `asked`.
-    fn is_well(&self, server: &Server, admission: Admission, asked: Instant) {
+    fn note_reply(&self, server: &Server, admission: Admission, asked: Instant) {
         lock(&server.silence).end();
-        self.answers(&server.breaker, admission);
+        self.note_alive(&server.breaker, admission);
         if lock(&server.late).replied(asked) {
             self.recovered();
         }
     }
 
     /// Records that a server replied to a call.
-    fn answers(&self, breaker: &Mutex<Breaker>, admission: Admission) {
+    fn note_alive(&self, breaker: &Mutex<Breaker>, admission: Admission) {
         let (is_back, has_closed) = {
             let mut breaker = lock(breaker);
             let (was_failing, was_open) = (breaker.is_failing(), breaker.is_open());
@@ -672,7 +672,7 @@ mod tests {
             let before = made(&shared);
             for _ in 0..20 {
                 shared.failed(&other, Admission::Allow, Failure::NotRun("away".into()), false);
-                shared.is_well(&other, Admission::Allow, Instant::now());
+                shared.note_reply(&other, Admission::Allow, Instant::now());
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             assert_eq!(store.recoveries(), 20);
@@ -706,7 +706,7 @@ mod tests {
             for (window, expected) in expected.into_iter().enumerate() {
                 let mut granted = 0;
                 for _ in 0..200 {
-                    shared.is_well(&other, Admission::Allow, Instant::now());
+                    shared.note_reply(&other, Admission::Allow, Instant::now());
                     let limits = [("calls", &config)].into_iter();
                     let share = store.share("all", "foo", limits, &|| crate::share::LastBooking::NONE);
                     let share = share.expect("shares").expect("a share");

@@ -246,7 +246,7 @@ impl Shared {
         let (sender, receiver) = oneshot::channel();
         let deadline = Deadline::of(self.store.timeout());
         self.send(operation, deadline, move |outcome| _ = sender.send(outcome));
-        self.read(receiver.await.unwrap_or(Err(Away::For(Duration::MAX))))
+        self.read(receiver.await.unwrap_or(Err(Away::ENDED)))
     }
 
     /// Like `ask`, without waiting for the reply.

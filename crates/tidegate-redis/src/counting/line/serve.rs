@@ -347,7 +347,7 @@ impl Drop for Serving {
         let Some(shared) = self.0.take() else { return };
         let mut answers = Answers::new();
         let mut line = shared.line();
-        shared.decide_alone(&mut line, Away::For(Duration::MAX), &mut answers);
+        shared.decide_alone(&mut line, Away::ENDED, &mut answers);
         line.is_served = false;
         line.deadlines.clear();
         let waiters = std::mem::take(&mut line.waiters);

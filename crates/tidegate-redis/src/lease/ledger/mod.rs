@@ -220,7 +220,7 @@ impl Ledger {
     }
 
     /// Notes that the store is back: permits for the queued requests are booked at once.
-    pub(crate) fn is_back(&self) {
+    pub(crate) fn note_recovery(&self) {
         let mut state = self.lock();
         if !state.is_hopeless {
             state.not_before = Nanos::ZERO;
@@ -276,7 +276,7 @@ impl Ledger {
     /// With several limits that is so if requests are queued, and one of the limits has fewer
     /// permits than this request asks for. A booking for all of them has too few permits of that
     /// limit for the first queued request, and the permits of the other limits end.
-    pub(crate) fn is_mixed(&self, now: Nanos, costs: &Costs) -> bool {
+    pub(crate) fn note_waiting_costs(&self, now: Nanos, costs: &Costs) -> bool {
         let mut state = self.lock();
         if let ([account], [(n, _)]) = (&self.accounts[..], &costs[..]) {
             // How many permits besides the first requests ask for.
