@@ -270,8 +270,11 @@ impl LimiterConfig {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if a policy is invalid or not supported over a store, or if the store
-    /// cannot be opened.
+    /// - [`BuildError::Config`] or [`BuildError::Policy`] if a policy is invalid, or not supported
+    ///   over a store;
+    /// - [`BuildError::Name`] or [`BuildError::Twice`] if the tag or the names of the limits cannot
+    ///   be keys;
+    /// - [`BuildError::Store`] if the store cannot be opened.
     pub fn build(&self) -> Result<AnyLimiter, BuildError> {
         match self.open()? {
             Some(store) => self.build_over(&store),

@@ -186,9 +186,15 @@ impl StoreBuilder {
     ///
     /// # Errors
     ///
-    /// An [`OpenError`] if the address or the prefix is invalid, if the timeout is zero, if no
-    /// thread can be started, or if [`on_this_runtime`](StoreBuilder::on_this_runtime) is set and
-    /// the caller is outside a tokio runtime.
+    /// - [`OpenError::Address`] if the address is invalid, or if `tls` is set and the address asks
+    ///   for no encryption;
+    /// - [`OpenError::NoTls`] if it asks for encryption, and the feature `tls` is off;
+    /// - [`OpenError::Certificate`] if a certificate or a key is unusable, or none is available;
+    /// - [`OpenError::Prefix`] if the prefix cannot be part of a key;
+    /// - [`OpenError::Timeout`] if the timeout is zero;
+    /// - [`OpenError::Thread`] if no thread can be started;
+    /// - [`OpenError::NoRuntime`] if [`on_this_runtime`](StoreBuilder::on_this_runtime) is set and
+    ///   the caller is outside a tokio runtime.
     pub fn open(self) -> Result<Store, OpenError> {
         let address = Address::read(&self.url, self.connector()?.as_ref())?;
         let servers = Servers::at(address, crate::key::of_test(&self.prefix));
