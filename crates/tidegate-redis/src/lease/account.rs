@@ -298,20 +298,27 @@ impl Account {
         whole(wish).clamp(1, most.max(1))
     }
 
+    /// Returns whether it is unknown when the window of a booking ends: it is not the window of the
+    /// last booking, and there may be gaps between windows that begin with their first grant.
+    pub(super) fn is_end_unknown(&self, reply: &Reply, limit: usize) -> bool {
+        let Numbers::Fixed { length, offset: None, .. } = self.terms.numbers else { return false };
+        let left = reply.limits[limit].full_in.saturating_sub(reply.wait);
+        left > Duration::from_micros(length.unsigned_abs())
+    }
+
     /// Returns how long the window of a booking lasts after its instant. The reply reports the end
     /// of the window of the last booking, which may be a later one: other bookings lie ahead, and
     /// these permits came back.
     fn left_of_window(&self, reply: &Reply, limit: usize, window: u64) -> Duration {
         let left = reply.limits[limit].full_in.saturating_sub(reply.wait);
-        match self.terms.numbers {
-            _ if left <= Duration::from_micros(window) => left,
-            // There may be gaps between such windows.
-            Numbers::Fixed { offset: None, .. } => Duration::ZERO,
-            _ => {
-                let rest = left.as_micros() % u128::from(window.max(1));
-                Duration::from_micros(u64::try_from(rest).ok().filter(|rest| *rest > 0).unwrap_or(window))
-            }
+        if left <= Duration::from_micros(window) {
+            return left;
         }
+        if self.is_end_unknown(reply, limit) {
+            return Duration::ZERO;
+        }
+        let rest = left.as_micros() % u128::from(window.max(1));
+        Duration::from_micros(u64::try_from(rest).ok().filter(|rest| *rest > 0).unwrap_or(window))
     }
 
     /// Returns what an order that was sent brings at one limit, by a reply that comes now.

@@ -549,6 +549,9 @@ mod tests {
         for (line, full_in, took, is_left) in [
             ("fixed_window 100/s", 5 * MS, 7, false),
             ("fixed_window 100/s", 900 * MS, 7, false),
+            // The permits came back to a window before that of the last booking.
+            ("fixed_window 100/s", 1900 * MS, 7, false),
+            ("fixed_window 100/s from_first_grant", 1900 * MS, 7, true),
             ("token_bucket 100/s burst 100", 50 * MS, 199, true),
             ("token_bucket 100/s burst 100", 50 * MS, 200, true),
             ("token_bucket 100/s burst 100", 50 * MS, 7, false),

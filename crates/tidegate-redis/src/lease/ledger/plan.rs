@@ -309,9 +309,10 @@ impl Ledger {
             }
             if piece.ends <= piece.usable {
                 late.push(self.return_of(i, now, piece));
-                // If the lease came too late, the next one may too, so the store decides the
-                // requests. A lease that its window ended says nothing of the next window.
-                if took >= account.life() {
+                // If the lease came too late, or if its end is unknown, so may be the next one, and
+                // the store decides the requests. A lease that its window ended says nothing of the
+                // next window.
+                if took >= account.life() || account.is_end_unknown(reply, i) {
                     (state.not_before, state.is_hopeless) = (now.saturating_add(TRUST), true);
                 }
                 continue;
