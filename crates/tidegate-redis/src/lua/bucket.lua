@@ -129,6 +129,7 @@ do
   -- from before this end gives back no more than what was owed there.
   local function spend(l)
     if l.spent ~= 1 then return end
+    l.was_spent = true
     local t = l.terms
     local empty = t[7] == 2 and -t[2] or 0
     peak(l, l.booked, t[3] + min(0, l.level - empty))
@@ -290,7 +291,8 @@ do
     function bucket.lasts(l, due)
       local t = l.terms
       local ends = t[8] > 0 and after(t, due, 1) or due
-      return l.spent == 1 and due < l.held and min(ends, l.held) or ends
+      local is_spent = (l.spent == 1 or l.was_spent) and due < l.held
+      return is_spent and min(ends, l.held) or ends
     end
 
     -- Permits that were given back, or are lent, change the level at each instant ahead.
