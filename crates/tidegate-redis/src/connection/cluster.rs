@@ -157,6 +157,12 @@ impl Cluster {
                 *owner = Some(server.clone());
             }
         }
+        for (slot, owner) in owners.iter().enumerate() {
+            let is_same =
+                map.owner(slot).zip(owner.as_ref()).is_some_and(|(old, new)| Arc::ptr_eq(&old, new));
+            // It may have granted permits since this process asked it last.
+            owner.iter().filter(|_| !is_same).for_each(|owner| lock(&owner.silence).end());
+        }
         let had_none = |slot: usize| map.owner(slot).is_none();
         if owners.iter().enumerate().any(|(slot, owner)| owner.is_some() && had_none(slot)) {
             self.is_found.store(true, Ordering::Relaxed);
@@ -183,6 +189,8 @@ impl Cluster {
         let mut map = lock(&self.map);
         if let Some(owner) = map.owners.get_mut(slot) {
             *owner = Some(server.clone());
+            // It may have granted permits since this process asked it last.
+            lock(&server.silence).end();
         }
         Some(server)
     }

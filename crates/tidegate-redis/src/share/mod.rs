@@ -10,8 +10,9 @@
 //! its own last reply may be old. Nor does it know when the store is back with its state. So in the
 //! first period of an outage permits have two sources: the store, which grants at most the limit
 //! *L* in that period, before and after the outage together, whatever the shares do; and the
-//! shares. A share that begins within a period of the last reply of the store, or of the last time
-//! that the store booked for a request of this process, has an *n*-th of an *n*-th, rounded down:
+//! shares. A share that begins within a period of the first request that this process decided in the
+//! outage, or of the last time that the store booked for a request of this process, has an *n*-th of
+//! an *n*-th, rounded down:
 //!
 //! > granted in the period ≤ *L* + *n* · *L* / *n*² = *L* · (1 + 1/*n*).
 //!
@@ -45,7 +46,8 @@
 //!
 //! # One outage after another
 //!
-//! Each outage has its own first period: it begins with the last reply of the store. A share that
+//! Each outage has its own first period: it begins with the first request that is decided without
+//! the store. Until then the store may have granted permits to other processes. A share that
 //! began in an earlier outage begins again. A bucket, which has refilled meanwhile, keeps no more
 //! than a share has at first. A bucket that refills in steps has that amount after its next step,
 //! which may come at once.
@@ -124,7 +126,8 @@ pub(crate) struct Outage {
     /// later, or were forgotten. The bookings of the store do not lie further ahead of them for
     /// that reason.
     pub(crate) decides_since: Instant,
-    /// How long ago the server replied last, or the last booked time passed.
+    /// How long ago this process decided its first request in this outage, or the last booked time
+    /// passed.
     pub(crate) silence: Duration,
     /// The Unix time by the server's clock; `None` if it is unknown.
     pub(crate) time: Option<Duration>,

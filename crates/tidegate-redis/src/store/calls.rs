@@ -524,6 +524,7 @@ impl Shared {
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.report(StoreEvent::Answered(took));
         if let Some(stand_in) = self.servers.found() {
+            lock(&stand_in.silence).end();
             self.note_alive(&stand_in.breaker, Admission::Probe);
         }
     }
@@ -702,6 +703,8 @@ mod tests {
             ("token_bucket 8/2s burst 8 interval_refill", [0, 2, 2, 2]),
         ] {
             lock(&away.silence).end();
+            // This process asked other servers for long, and this one granted permits to others.
+            tokio::time::sleep(Duration::from_secs(600)).await;
             let config: tidegate::PolicyConfig = line.parse().expect("a configuration");
             for (window, expected) in expected.into_iter().enumerate() {
                 let mut granted = 0;

@@ -177,7 +177,8 @@ impl Store {
     ) -> Option<Result<AllOf, AllRefusal>> {
         let processes = self.processes()?;
         let (answered, decides_since) = lock(&self.0.shared.servers.server_of_key(key).silence).times();
-        let (silence, time) = (answered.elapsed(), self.0.shared.clients.server_time());
+        // Until this process failed to ask, the server may have granted permits to others.
+        let (silence, time) = (decides_since.elapsed(), self.0.shared.clients.server_time());
         let outage = Outage { processes, answered, decides_since, silence, time };
         let share = self.0.shares.limiter(tag, limits, outage, booked);
         if self.0.shares.start_tidying() {
@@ -351,8 +352,11 @@ impl Store {
             *asked = Some(now);
         }
         let recoveries = self.recoveries();
+        let key = question.clone();
         let reply = self.ask(question, script.clone(), Deadline::of(self.timeout())).await;
-        // After a late call, the requests ask again only after a while.
+        // Another server may have replied, if the cluster has a new owner of the slot. After a late
+        // call, the requests ask again only after a while.
+        let server = shared.servers.server_of(&key);
         if reply.is_ok() && self.recoveries() == recoveries && !lock(&server.late).is_awaited() {
             shared.recovered();
         }
