@@ -10,6 +10,7 @@ use tidegate::PolicyConfig;
 
 use super::{ALONE, LimiterConfig, ONLY, bad};
 use crate::error::{BuildError, FIELDS, may_be_secret, other_fields};
+use crate::key;
 
 /// Writes a map, without the user and the password of the address.
 impl Serialize for LimiterConfig {
@@ -193,7 +194,7 @@ impl<'de> Deserialize<'de> for Limits {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Limits, A::Error> {
                 let mut limits = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
-                    if may_be_secret(&name) {
+                    if !key::is_name(&name) && may_be_secret(&name) {
                         return Err(de::Error::custom(bad("limits", "policies by name, and not by address")));
                     }
                     let Limit(limit) = map.next_value()?;
