@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::terms::{BucketNumbers, Numbers};
 
-/// A time that begins with the last reply of the store.
+/// A time that begins with an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Period {
     For(Duration),
