@@ -22,7 +22,7 @@ struct State {
     redirected_by: Vec<Admitted>,
 }
 
-/// A server whose breaker has admitted a call.
+/// A server, and how its breaker admitted the call.
 struct Admitted {
     server: Arc<Server>,
     admission: Admission,
@@ -57,7 +57,7 @@ impl Attempt {
     }
 }
 
-/// What is known of the last attempt.
+/// The last attempt of a call: at which server, since when, and how its breaker admitted the call.
 pub(crate) struct LastAttempt {
     pub(crate) server: Arc<Server>,
     pub(crate) admission: Admission,
@@ -73,7 +73,8 @@ impl Sent {
         Sent(Mutex::new(State { last, ..State::default() }))
     }
 
-    /// Leads the call to a server, whose breaker must admit it. Otherwise returns its rest.
+    /// Notes that the call goes to `server`, if the breaker of `server` admits the call. Otherwise
+    /// returns for how long `server` rests.
     pub(super) fn leads_to(&self, server: &Arc<Server>, timeout: Duration) -> Result<(), Duration> {
         let mut state = lock(&self.0);
         if state.last.as_ref().is_some_and(|last| Arc::ptr_eq(&last.at.server, server)) {
@@ -83,7 +84,7 @@ impl Sent {
         if let Admission::Rest(rest) = admission {
             return Err(rest);
         }
-        // A call that the server before was probed by is not made there.
+        // If this call was to probe the server before, that probe ends here without an outcome.
         state.last = Some(Attempt::new(server, admission));
         Ok(())
     }

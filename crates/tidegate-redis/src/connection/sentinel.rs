@@ -1,9 +1,9 @@
 //! Sentinels, which know the primary of a group of servers.
 //!
 //! In a planned failover they demote the old primary some ten seconds after they promoted the new
-//! one, and never if they cannot reach it. A process that stayed at the old primary would be granted
-//! the limit there, and others at the new one. So the sentinel that reported the primary is asked
-//! again each second.
+//! one, and never if they cannot reach it. A process that stayed at the old primary would be
+//! granted the limit there, and others at the new one. So the sentinel that reported the primary is
+//! asked again each second.
 
 use std::pin::pin;
 use std::sync::Mutex;
@@ -131,9 +131,9 @@ impl Sentinels {
 
 /// Returns the failure to report if all attempts have failed: whether each is of a primary, and its
 /// rank. A primary that a sentinel reported counts more than a sentinel. Of sentinels, those that
-/// are away hide those that know no primary, which may have lost their state, unless these are more.
-/// Of equal failures that of the last sentinel in the order of the address is returned, whichever
-/// replies last.
+/// are away hide those that know no primary, which may have lost their state, unless these are
+/// more. Of equal failures that of the last sentinel in the order of the address is returned,
+/// whichever replies last.
 fn most_telling(failed: Vec<(bool, usize, Failure)>) -> Failure {
     let is_away = |failure: &Failure| !matches!(failure, Failure::Misconfigured(_));
     let away = failed.iter().filter(|(.., failure)| is_away(failure)).count();

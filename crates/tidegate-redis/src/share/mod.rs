@@ -10,9 +10,9 @@
 //! its own last reply may be old. Nor does it know when the store is back with its state. So in the
 //! first period of an outage permits have two sources: the store, which grants at most the limit
 //! *L* in that period, before and after the outage together, whatever the shares do; and the
-//! shares. A share that begins within a period of the first request that this process decided in the
-//! outage, or of the last time that the store booked for a request of this process, has an *n*-th of
-//! an *n*-th, rounded down:
+//! shares. A share that begins within a period of the first request that this process decided in
+//! the outage, or of the last time that the store booked for a request of this process, has an
+//! *n*-th of an *n*-th, rounded down:
 //!
 //! > granted in the period ≤ *L* + *n* · *L* / *n*² = *L* · (1 + 1/*n*).
 //!
@@ -424,7 +424,8 @@ impl Share {
 mod tests {
     use super::*;
 
-    /// An outage of one of four processes, which decided its first request when the store went away.
+    /// An outage of one of four processes, which decided its first request when the store went
+    /// away.
     fn outage(answered: Instant, time: Option<Duration>) -> Outage {
         let processes = NonZeroU32::new(4).expect("not zero");
         Outage { processes, answered, decides_since: answered, silence: answered.elapsed(), time }

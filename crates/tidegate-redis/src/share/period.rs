@@ -43,8 +43,8 @@ impl Period {
         }
     }
 
-    /// Returns whether the period is not over, after a silence of this duration, at this time of the
-    /// server's clock.
+    /// Returns whether the period is not over, after a silence of this duration, at this time of
+    /// the server's clock.
     pub(super) fn is_running(self, silence: Duration, time: Option<Duration>) -> bool {
         match self {
             Period::For(length) => silence < length,

@@ -391,7 +391,8 @@ impl Shared {
         let sent = Sent::new(&server, admission);
         let mut answers = server.answers();
         let mut call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout));
-        // A server of a cluster may lead the call to another one, whose own breaker admits it.
+        // A cluster may lead the call to another server than `server`. The breaker of that server
+        // then admits the call.
         let mut last = LastAttempt { server: server.clone(), admission, began: asked, answers };
         let (outcome, before) = loop {
             let left = reply_within.saturating_sub(came.elapsed());

@@ -48,10 +48,10 @@ pub use while_away::WhileAway;
 ///
 /// A store connects at its first call, and reconnects after a failure. It does its network I/O on a
 /// thread of its own, so its limiters work in any executor and in plain threads. A request that
-/// waits in a tokio runtime uses the timer of that runtime, which must be enabled and run. A call is
-/// sent on the thread of its request only if no other call is in flight. The store's thread wakes
-/// tasks: a waker that blocks holds up the calls of all limiters. If nearly all requests come from
-/// one tokio runtime, that runtime [can do the I/O](StoreBuilder::on_this_runtime).
+/// waits in a tokio runtime uses the timer of that runtime, which must be enabled and run. A call
+/// is sent on the thread of its request only if no other call is in flight. The store's thread
+/// wakes tasks: a waker that blocks holds up the calls of all limiters. If nearly all requests come
+/// from one tokio runtime, that runtime [can do the I/O](StoreBuilder::on_this_runtime).
 ///
 /// After a fork, the child process has neither that thread nor a runtime: open a store in the
 /// child.
@@ -352,11 +352,11 @@ impl Store {
             *asked = Some(now);
         }
         let recoveries = self.recoveries();
-        let key = question.clone();
+        let asked = question.clone();
         let reply = self.ask(question, script.clone(), Deadline::of(self.timeout())).await;
         // Another server may have replied, if the cluster has a new owner of the slot. After a late
         // call, the requests ask again only after a while.
-        let server = shared.servers.server_of(&key);
+        let server = shared.servers.server_of(&asked);
         if reply.is_ok() && self.recoveries() == recoveries && !lock(&server.late).is_awaited() {
             shared.recovered();
         }

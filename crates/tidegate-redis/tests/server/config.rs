@@ -496,6 +496,9 @@ mod with_serde {
             let error = read(&text).unwrap_err();
             assert!(error.contains(message), "{error}");
         }
+        // A name is no address although it has an at sign.
+        let named = r#"{"limits": {"calls@gold": "fixed_window 5/s"}}"#;
+        assert!(serde_json::from_str::<LimiterConfig>(named).is_ok());
         // They were built into a limiter, which panicked.
         let (one, other) = (r#""token_bucket 1/s burst 1""#, r#""token_bucket 9/s burst 9""#);
         for json in [
