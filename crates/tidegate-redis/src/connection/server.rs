@@ -139,7 +139,9 @@ impl Server {
             return Ok(connection);
         }
         let (current, this) = (self.clone(), self.clone());
-        self.connecting.join(move || current.current(), async move { this.connect().await }).await
+        let connecting = self.connecting.join(move || current.current(), async move { this.connect().await });
+        // Boxed: most calls find a connection, and their futures are small.
+        Box::pin(connecting).await
     }
 
     /// Connects, unless the server rests.
@@ -236,7 +238,7 @@ impl Server {
         };
         sent.by(number, self.answers(), is_new);
         let answer = match asking {
-            true => connection.call_asking(cmd).await,
+            true => Box::pin(connection.call_asking(cmd)).await,
             false => connection.call(cmd).await,
         };
         self.outcome(number, answer, sent)

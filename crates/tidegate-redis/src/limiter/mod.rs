@@ -476,7 +476,9 @@ impl StoreLimiter {
                 }
                 Fallback::Paused(_) => {
                     returning = Some(Returning::new(&self.0, recoveries));
-                    match self.until_recovery(recoveries, self.until_closed(self.pause_ended())).await {
+                    let ended = self.until_closed(self.pause_ended());
+                    // Boxed, like the waits for a share: a future that waits for the store is small.
+                    match Box::pin(self.until_recovery(recoveries, ended)).await {
                         Some(Err(closed)) => Err(closed),
                         Some(Ok(())) | None => continue,
                     }
@@ -489,10 +491,10 @@ impl StoreLimiter {
                         Duration::ZERO => Some(share.try_acquire_many(request)),
                         Duration::MAX => {
                             returning = Some(Returning::new(&self.0, recoveries));
-                            self.until_recovery(recoveries, wait(request)).await.flatten()
+                            Box::pin(self.until_recovery(recoveries, wait(request))).await.flatten()
                         }
                         // The store might not serve in time a request that the share has accepted.
-                        _ => wait(request).await,
+                        _ => Box::pin(wait(request)).await,
                     };
                     let Some(answer) = answer else { continue };
                     answer.map(Admitted::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))

@@ -164,8 +164,9 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                             is_watching = calls.check_quiet();
                             next_check.set(tokio::time::sleep(soon));
                         }
-                        let made = shared.answer_at_once(context, call);
-                        running.extend(made.map(|call| shared.clone().make(call)));
+                        if let Some(call) = shared.answer_at_once(context, call) {
+                            running.push(shared.clone().make(call));
+                        }
                     }
                     Some(Work::Task(task)) => _ = tokio::spawn(task),
                     None => is_closed = true,
