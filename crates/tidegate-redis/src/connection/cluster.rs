@@ -153,19 +153,19 @@ impl Cluster {
         for range in ranges {
             let server = map.server(&self.seeds[0], &range.host, range.port);
             server.is_suspect.store(false, Ordering::Relaxed);
-            for owner in owners.iter_mut().take(range.last + 1).skip(range.first) {
+            let mut gets_slots = false;
+            for (slot, owner) in owners.iter_mut().enumerate().take(range.last + 1).skip(range.first) {
+                let old = map.owner(slot);
+                if old.is_none() {
+                    self.is_found.store(true, Ordering::Relaxed);
+                }
+                gets_slots |= old.is_none_or(|old| !Arc::ptr_eq(&old, &server));
                 *owner = Some(server.clone());
             }
-        }
-        for (slot, owner) in owners.iter().enumerate() {
-            let is_same =
-                map.owner(slot).zip(owner.as_ref()).is_some_and(|(old, new)| Arc::ptr_eq(&old, new));
-            // It may have granted permits since this process asked it last.
-            owner.iter().filter(|_| !is_same).for_each(|owner| lock(&owner.silence).end());
-        }
-        let had_none = |slot: usize| map.owner(slot).is_none();
-        if owners.iter().enumerate().any(|(slot, owner)| owner.is_some() && had_none(slot)) {
-            self.is_found.store(true, Ordering::Relaxed);
+            if gets_slots {
+                // It may have granted permits of these slots since this process asked it last.
+                lock(&server.silence).end();
+            }
         }
         map.owners = owners;
         // Servers that left are removed, and their connections closed.
@@ -189,7 +189,7 @@ impl Cluster {
         let mut map = lock(&self.map);
         if let Some(owner) = map.owners.get_mut(slot) {
             *owner = Some(server.clone());
-            // It may have granted permits since this process asked it last.
+            // It may have granted permits of the slot since this process asked it last.
             lock(&server.silence).end();
         }
         Some(server)
@@ -273,7 +273,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::connection::Address;
+    use crate::breaker::Admission;
+    use crate::connection::{Address, Servers};
 
     /// Calls that came during an attempt do not make one each, when no server reports the slots.
     #[tokio::test(start_paused = true)]
@@ -325,6 +326,64 @@ mod tests {
         assert!(found.iter().all(Result::is_err));
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         assert!(cluster.find(0).await.is_ok());
+    }
+
+    /// A cluster of two servers, which have half of the slots each.
+    fn cluster_of_two() -> Arc<Cluster> {
+        let address = Address::read("redis+cluster://127.0.0.1:1", None);
+        let Ok(Address::Cluster(seeds)) = address else { panic!("no cluster") };
+        let cluster = Cluster::new(seeds);
+        cluster.find_all(2);
+        cluster
+    }
+
+    /// A key moved to a server on the way to another one, which the cluster then gave up. No call
+    /// ends the rest of that server.
+    #[tokio::test(start_paused = true)]
+    async fn a_store_is_not_away_because_a_server_without_slots_is() {
+        let cluster = cluster_of_two();
+        let servers = Servers::Cluster(cluster.clone());
+        let to = cluster.redirected("127.0.0.1:7", &cluster.owner(0)).expect("a server");
+        let away = |server: &Server| {
+            for _ in 0..5 {
+                lock(&server.breaker).failed(Admission::Allow, Instant::now());
+            }
+        };
+        away(&to);
+        assert!(lock(&to.breaker).is_open());
+        assert!(!servers.is_away());
+        away(&cluster.owner(SLOTS - 1));
+        assert!(servers.is_away());
+    }
+
+    /// A server that gets a slot may have granted permits of the slot since this process asked that
+    /// server last: an outage that was known before says nothing about them.
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_that_moves_ends_the_old_silence_of_its_new_server() {
+        let cluster = cluster_of_two();
+        let (first, last) = (cluster.owner(0), cluster.owner(SLOTS - 1));
+        let began = Instant::now();
+        let silence = |server: &Server| lock(&server.silence).times();
+        let times = [silence(&first), silence(&last)];
+        let after = async |seconds| tokio::time::sleep(Duration::from_secs(seconds)).await;
+        after(10).await;
+        assert_eq!([silence(&first), silence(&last)], times);
+        // By a redirection.
+        let to = cluster.moved(0, "127.0.0.1:2", &first).expect("a server");
+        assert!(Arc::ptr_eq(&to, &last));
+        assert_eq!(silence(&first), times[0]);
+        assert_eq!(silence(&last), (Instant::now(), Instant::now()));
+        // By a report of the slots: the first server gets its slot back, the last one gets none.
+        after(10).await;
+        let of_last = silence(&last);
+        cluster.find_all(2);
+        assert_eq!(silence(&first).0 - began, Duration::from_secs(20));
+        assert_eq!(silence(&last), of_last);
+        // A report without a change ends no outage.
+        let of_first = silence(&first);
+        after(10).await;
+        cluster.find_all(2);
+        assert_eq!(silence(&first), of_first);
     }
 
     #[test]
