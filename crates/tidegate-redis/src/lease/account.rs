@@ -364,6 +364,12 @@ pub(super) struct Usage {
 }
 
 impl Usage {
+    /// Returns the time, which is not before the report. A request may have read the clock before
+    /// the reply came that it then looks at.
+    pub(super) fn not_before_report(&self, now: Nanos) -> Nanos {
+        now.max(self.reported_at)
+    }
+
     /// Returns the permits left in the store, as far as is known.
     pub(super) fn left(&self, now: Nanos, limit: u64) -> u64 {
         // A limit that has no permit until its window ends has none then, either.

@@ -204,9 +204,11 @@ impl Leases {
         self.set.check(costs).ok()?;
         let ledger = &self.ledger;
         ledger.missed(costs);
+        let due = ledger.ready_at(self.set.clock.now(), costs);
+        // The clock is read again, because a lease may have come since the first reading: its
+        // permits would be due later than that.
         let now = self.set.clock.now();
         let latest = now.saturating_add(Nanos::from_duration(longest));
-        let due = ledger.ready_at(now, costs);
         let limited = |retry_after| {
             let refusal_of = |name: &str| AllRefusal::from_member(name, Refusal::Limited { retry_after });
             refusal.member().map_or(Refusal::Limited { retry_after }.into(), refusal_of)

@@ -427,7 +427,7 @@ impl State {
 
     /// Returns whether a limit was reported to be paused now.
     fn is_paused(&self, now: Nanos) -> bool {
-        self.limits.iter().any(|usage| now < usage.paused_till)
+        self.limits.iter().any(|usage| usage.not_before_report(now) < usage.paused_till)
     }
 
     /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
@@ -435,6 +435,7 @@ impl State {
     fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
         let asked = self.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
         let (limit, (usage, _)) = asked.max_by_key(|(_, (usage, _))| usage.none_before)?;
+        let now = usage.not_before_report(now);
         let latest = now.saturating_add(Nanos::from_duration(longest));
         let is_known = now < usage.believed && latest < usage.none_before;
         let retry_after = usage.none_before.saturating_since(latest);
@@ -577,6 +578,34 @@ mod tests {
             let reply = booked(50 * MS, vec![5]);
             _ = ledger.handle_reply(at(sent + took), &order, Ok(&reply));
             assert_eq!(ledger.is_backing_off(at(sent + took)), is_left, "after {took} ms");
+        }
+    }
+
+    /// A request may have read the clock before a reply was noted, and look at the limits
+    /// afterwards. Requests were refused as paused for some nanoseconds, although no limit was
+    /// paused and all of them had permits.
+    #[test]
+    fn a_reply_that_is_newer_than_a_request_refuses_it_only_if_a_limit_has_no_permit() {
+        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
+        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let one = vec![(1, 1)];
+        let mut reply = booked(Duration::ZERO, vec![5]);
+        (reply.wait, reply.limits[0].available) = (Duration::ZERO, 90);
+        for _ in 0..60 {
+            assert_eq!(ledger.next_lease_at(at(100), &one, Duration::ZERO), None);
+            ledger.missed(&one);
+        }
+        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
+        assert!(matches!(ledger.handle_reply(at(110), &order, Ok(&reply)), Outcome::Booked(..)));
+        for now in [105, 110] {
+            assert_eq!(ledger.refusal(at(now), &one, Duration::ZERO), None, "{now}");
+            assert_eq!(ledger.next_lease_at(at(now), &one, Duration::ZERO), None, "{now}");
+        }
+        (reply.limits[0].available, reply.limits[0].next_in) = (0, 3 * MS);
+        ledger.note_report(at(110), &reply);
+        let limited = (0, Refusal::Limited { retry_after: at(3) });
+        for now in [105, 110] {
+            assert_eq!(ledger.refusal(at(now), &one, Duration::ZERO), Some(limited.clone()), "{now}");
         }
     }
 

@@ -287,7 +287,8 @@ impl Ledger {
             report.available >= (account.terms.limit / 10).max(1)
         };
         if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
-            state.overloaded_till = now;
+            // Not overloaded for a request either that has an earlier clock reading.
+            state.overloaded_till = Nanos::ZERO;
             self.patience.open();
         }
         let is_overloaded = now < state.overloaded_till;
