@@ -33,9 +33,10 @@ use crate::store::Store;
 /// The state of a key is in the store, and expires there. This process keeps a key only while a
 /// request for it is decided or waits, or while a [limiter](StoreKeyedLimiter::limiter) of it is
 /// held. Such a key takes about 1,300 bytes, or 7,000 if a request waits. A
-/// [leased](KeyedBuilder::leased) key stays for one or two seconds after its last request. It takes
-/// about 4,500 bytes for each limit, or 12,000 if a request waits. At most 16,384 keys stay in this
-/// way; the store decides requests for other keys.
+/// [leased](KeyedBuilder::leased) key stays for one or two seconds after its last request, but not
+/// longer than the keyed limiter: then the leases go back. It takes about 4,500 bytes for each
+/// limit, or 12,000 if a request waits. At most 16,384 keys stay in this way; the store decides
+/// requests for other keys.
 ///
 /// A refusal is not remembered, because another process may give permits back at any time. A leased
 /// limiter remembers a refusal for one second, as [`leases`](crate::leases) explains.
@@ -103,6 +104,13 @@ struct Keyed {
     tag: String,
     prepared: Prepared,
     tags: Arc<Tags>,
+}
+
+impl Drop for Keyed {
+    /// Returns the leases of the keys to the store.
+    fn drop(&mut self) {
+        self.tags.end();
+    }
 }
 
 /// A builder of a [`StoreKeyedLimiter`]: its limits and settings.

@@ -132,7 +132,7 @@ pub(crate) struct Line {
     /// How many requests wait for the share of this process.
     pub(crate) waiting: AtomicUsize,
     /// Whether a keyed limiter requested this line recently.
-    pub(crate) is_used: AtomicBool,
+    pub(crate) is_used: Arc<AtomicBool>,
     on_drop: Option<OnDrop>,
 }
 
@@ -246,7 +246,7 @@ impl Line {
                 set,
                 state: Mutex::new(State { bounds, ..State::default() }),
                 waiting: AtomicUsize::new(0),
-                is_used: AtomicBool::new(true),
+                is_used: Arc::new(AtomicBool::new(true)),
                 on_drop,
             }
         })

@@ -185,6 +185,38 @@ fn a_dropped_limiter_has_given_back_its_lease_after_a_flush() {
     });
 }
 
+/// A key stays for a second or two after its last request, but not longer than its limiter.
+/// Otherwise each end of a process cost a part of the limits of all busy keys.
+#[test]
+fn a_dropped_limiter_of_keys_has_given_back_its_leases_after_a_flush() {
+    run(async {
+        for asked in 50..80 {
+            let (model, line) = (model(), "fixed_window 100000/min");
+            let (store, other) = (model.open(builder()).unwrap(), model.open(builder()).unwrap());
+            let users = |store: &Store| store.keyed("users").limit("calls", line);
+            let leased = users(&store).leased().build().unwrap();
+            let handle = leased.clone();
+            for _ in 0..asked {
+                drop(leased.acquire_now("alice", 1).await.unwrap());
+                drop(leased.acquire_now("bob", 1).await.unwrap());
+            }
+            drop(leased);
+            // The limiter is still in use.
+            store.flush().await.unwrap();
+            assert_eq!(handle.len(), 2);
+            assert!(store.lease_counts().taken > 0);
+            drop(handle);
+            store.flush().await.unwrap();
+            let other = users(&other).build().unwrap();
+            for user in ["alice", "bob"] {
+                let state = other.status(user).await.unwrap();
+                assert_eq!(state.members[0].1.available, 100_000 - asked);
+            }
+            assert_eq!(store.lease_counts().outstanding(), 0);
+        }
+    });
+}
+
 /// Later requests do not hold it up.
 #[test]
 fn a_flush_of_a_busy_store_ends() {
