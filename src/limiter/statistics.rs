@@ -225,9 +225,10 @@ pub struct StoreStatistics {
     pub skipped: u64,
     /// Calls that showed that the store is misconfigured; see [`StoreEvent::Misconfigured`].
     pub misconfigured: u64,
-    /// How often the store was considered down, and not called for a while.
+    /// How often the calls to the store were suspended. Each failed probe suspends them again, so
+    /// one outage counts several times; see [`StoreEvent::BreakerOpened`].
     pub breaker_opened: u64,
-    /// How often the store replied again after that.
+    /// How often the store replied again after that: the number of outages that have ended.
     pub breaker_closed: u64,
     /// Permits that the store debited for leases.
     pub lease_taken: u64,

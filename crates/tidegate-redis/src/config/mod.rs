@@ -103,14 +103,18 @@ const ALONE: &str =
 /// # At the start of a program
 ///
 /// [`build`](LimiterConfig::build) makes no call to the store. [`Store::check`] detects a wrong
-/// password or a missing permission:
+/// password or a missing permission. A store that is merely away may be back before the first
+/// request; until then `while_away` decides:
 ///
 /// ```no_run
 /// use tidegate_redis::LimiterConfig;
 ///
 /// # async fn example(config: LimiterConfig) -> Result<(), Box<dyn std::error::Error>> {
-/// if let Some(store) = config.open()? {
-///     store.check().await?;
+/// if let Some(store) = config.open()?
+///     && let Err(error) = store.check().await
+///     && !error.is_away()
+/// {
+///     return Err(error.into());
 /// }
 /// let limiter = config.build()?; // over the same store
 /// # Ok(())

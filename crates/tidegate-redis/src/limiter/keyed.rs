@@ -63,8 +63,8 @@ use crate::store::Store;
 ///     .limit("calls", "token_bucket 10/s burst 20")
 ///     .limit("daily", "fixed_window 10000/d")
 ///     .build()?;
-/// users.acquire_now("alice", 1).await?; // now, or a refusal
-/// users.acquire("bob").await?; // waits its turn among all requests for this key
+/// let _permits = users.acquire_now("alice", 1).await?; // now, or a refusal
+/// let _permits = users.acquire("bob").await?; // waits its turn among all requests for this key
 /// # Ok(())
 /// # }
 /// ```

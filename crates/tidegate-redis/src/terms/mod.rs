@@ -169,6 +169,9 @@ impl Terms {
             PolicyConfig::SmoothWarmingUp { .. } => {
                 Err(unfit(config, "smooth_warming_up, whose costs are not integers,"))
             }
+            PolicyConfig::Unlimited { .. } => {
+                Err(unfit(config, "a limit that limits nothing, which is to be left out,"))
+            }
             _ => Err(unfit(config, "this policy")),
         }
     }
