@@ -226,6 +226,20 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         (line, now)
     }
 
+    /// Serves the waiters that are due, before a change that makes waiters due sooner, if nothing
+    /// wakes some of them. Returns the latest clock reading.
+    fn serve_unattended(self: &Arc<Self>, deferred: &mut Deferred) -> Nanos {
+        loop {
+            let (mut line, now) = self.lock_for_composite(deferred);
+            let has_more = line.has_unattended()
+                && line.serve(&mut self.visit_at(now, deferred)).is_some_and(|due| due <= now);
+            self.publish(&line);
+            if !has_more {
+                return line.latest();
+            }
+        }
+    }
+
     /// Locks the line for a short check.
     fn lock_for_check(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
@@ -522,8 +536,9 @@ impl<P: Policy, C: Timer> MemberGrant for SettleableGrant<P, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred) {
         let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;
+        let latest = shared.serve_unattended(deferred);
         // Without the member's lock, like `Shared::undo`.
-        shared.undo_unlocked(&mut grant.charge, deferred);
+        shared.undo_unlocked(&mut grant.charge, latest, deferred);
         let (mut line, now) = shared.lock_for_composite(deferred);
         line.undo_rest(&mut shared.visit_at(now, deferred), Undoable::Tracked(grant));
         shared.unlock_and_recheck(line, true, 0, deferred);

@@ -330,14 +330,29 @@ impl<R: Rule, C: Timer> Shared<R, C> {
 
     /// Serves the waiters that are due, then runs `work` with the queue.
     pub(crate) fn serve_then<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T) -> T {
+        self.serve_if_then(|_| true, work)
+    }
+
+    /// Runs `work` with the queue. Before that, serves the waiters that are due, if the queue
+    /// `needs` it.
+    pub(crate) fn serve_if_then<T>(
+        &self,
+        needs: impl Fn(&Line<R, C>) -> bool,
+        work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T,
+    ) -> T {
         let mut work = Some(work);
         loop {
             let done = self.with_line(|line, visit| {
-                let due = line.serve(visit);
-                visit.due = due;
-                // If more waiters are due than are served in one go, `work` runs in a later round.
-                let work = if due.is_some_and(|due| due <= visit.now) { None } else { work.take() };
-                work.map(|work| work(line, visit))
+                if needs(line) {
+                    let due = line.serve(visit);
+                    visit.due = due;
+                    // If more waiters are due than are served in one go, `work` runs in a later
+                    // round.
+                    if due.is_some_and(|due| due <= visit.now) {
+                        return None;
+                    }
+                }
+                work.take().map(|work| work(line, visit))
             });
             if let Some(done) = done {
                 return done;
@@ -518,18 +533,19 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// wake-up is lost: the visit that follows serves the waiters with the permits given back.
     pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
-        self.undo_unlocked(grant.charge_mut(), &mut deferred);
+        if counts(&self.rule, grant.charge()) {
+            // The lock is held only for this reading, because a log takes long to undo.
+            let read = |line: &Line<R, C>| (line.latest(), line.has_unattended());
+            let (latest, has_unattended) = read(&lock(&self.line));
+            let latest = if has_unattended { self.serve_then(|line, _| line.latest()) } else { latest };
+            self.undo_unlocked(grant.charge_mut(), latest, &mut deferred);
+        }
         self.serve_then(|line, visit| line.undo_rest(visit, grant));
     }
 
     /// Undoes what window policies granted, if there are any among the parts. Called without the
     /// lock.
-    pub(crate) fn undo_unlocked(&self, charge: &mut R::Charge, deferred: &mut Deferred) {
-        if !counts(&self.rule, charge) {
-            return;
-        }
-        // The lock is held only for this reading, because a log takes long to undo.
-        let latest = lock(&self.line).latest();
+    pub(crate) fn undo_unlocked(&self, charge: &mut R::Charge, latest: Nanos, deferred: &mut Deferred) {
         for part in 0..R::PARTS {
             if part_counts(&self.rule, charge, part) {
                 self.rule.undo(latest, charge, part, u64::MAX, deferred);

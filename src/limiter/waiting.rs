@@ -442,8 +442,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             // Reported at the end, even if another waiter's waker panics.
             let unreported = Unreported::new(self, &wait.ask);
             let Some(key) = key else { return };
-            // Not `serve_then`: the request leaves before it could be granted only to be undone.
-            let held = self.with_line(|line, visit| {
+            // The queue is served first only if it must be: the request leaves before it could be
+            // granted only to be undone.
+            let held = self.serve_if_then(Line::has_unattended, |line, visit| {
                 unreported.waited.set(visit.now.saturating_since(wait.since));
                 let grant = line.remove(visit, key).map(Undoable::Tracked);
                 // Undone under the lock if another waiter's waker panics now.

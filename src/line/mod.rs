@@ -97,6 +97,11 @@ pub(crate) struct Line<R: Rule, C: Timer> {
     /// The forecast made for the last request that asked for its due time behind all others.
     memo: Cell<Option<Box<Memo<R::Ahead>>>>,
     len: usize,
+    /// How many entries in the queue nothing wakes.
+    unattended: usize,
+    /// When the head was last found not to be due. No entry that nothing wakes is charged as of an
+    /// earlier time: if it is due by then, a change since then has made it due.
+    checked: Nanos,
     /// The number of permits that the waiters in the queue ask for.
     permits: u128,
     /// All requests that wait in this queue and in others, if they are bounded together.
@@ -204,6 +209,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
             index: None,
             memo: Cell::new(None),
             len: 0,
+            unattended: 0,
+            checked: Nanos::ZERO,
             permits: 0,
             all_waiters: None,
             positions_given: 0,
@@ -222,6 +229,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns whether the queue has an entry that nothing wakes. Such an entry may have been due for
+    /// long. So before a change that makes entries due sooner, the queue is served.
+    pub(crate) fn has_unattended(&self) -> bool {
+        self.unattended > 0
     }
 
     /// Returns whether the queue has no entry, not even one with an uncollected grant, and no
@@ -365,6 +378,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             entry.previous = key;
         }
         self.len += 1;
+        self.unattended += usize::from(matches!(woken_by, WokenBy::Nothing));
         // The kept forecast stays valid if the entry joins behind all others: it continues from its
         // last entry.
         self.memo.set(self.memo.take().filter(|_| next == NO_ENTRY).map(|memo| memo.with_last(key)));
@@ -431,6 +445,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             entry.previous = previous;
         }
         self.len -= 1;
+        self.unattended -= usize::from(matches!(woken_by, WokenBy::Nothing));
         if let Some(index) = &mut self.index {
             n.into_iter().for_each(|n| index.remove(position, key, n, next));
             // The bound is far below `INDEX_MIN_LEN`, so that a queue of about that length does not

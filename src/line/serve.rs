@@ -109,7 +109,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let (ask, none) = (first.ask.clone(), R::Ahead::default());
         let &Entry { position, woken_by, since, deadline, priority, .. } = first;
         let unattended = matches!(woken_by, WokenBy::Nothing);
-        let begins = since.max(self.charged).max(self.settings.opens_for(now));
+        let begins = since.max(self.charged).max(self.checked).max(self.settings.opens_for(now));
         // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
         // window policy returns the time it is asked for as the due time if that due time has
         // passed. So the policy is asked as of the grant before the reservation, and then returns
@@ -129,6 +129,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             return Some(self.answer_head(visit, State::Refused(refusal)));
         }
         if due > now {
+            self.checked = self.checked.max(now);
             return Some(Head::WaitsUntil(due));
         }
         // A reservation that is not awaited takes the permits that were available at its turn,
@@ -203,17 +204,19 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// machine that stalled does not grant a burst, and not before the request was made.
     fn charged_as_of(&self, visit: &Visit<'_, R>, due: Nanos) -> Nanos {
         let &Entry { woken_by, since, .. } = &self.entries[self.head as usize];
-        let late = match woken_by {
+        let before = |late: Nanos| Nanos::new(visit.now.as_u64().saturating_sub(late.as_u64()));
+        let oldest = match woken_by {
             // A reservation that is not awaited has no timer that could be late: it is charged as
-            // of its time, however long ago.
-            WokenBy::Nothing => u64::MAX,
+            // of its time, however long ago. But its time is not before the last check, whose state
+            // did not have the permits.
+            WokenBy::Nothing => self.checked,
             // A window policy is charged as of now.
-            _ if !visit.rule.catches_up() => 0,
+            _ if !visit.rule.catches_up() => visit.now,
             WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {
-                visit.lateness.catch_up().as_u64()
+                before(visit.lateness.catch_up())
             }
         };
-        let oldest = since.max(Nanos::new(visit.now.as_u64().saturating_sub(late)));
+        let oldest = since.max(oldest);
         // The clock may have gone back since the request joined.
         due.max(oldest).min(visit.now)
     }

@@ -104,6 +104,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
             self.priorities.class(priority).first_thread = first;
         }
         let old = std::mem::replace(&mut self.entries[key as usize].woken_by, woken_by);
+        self.unattended += usize::from(matches!(woken_by, WokenBy::Nothing));
+        self.unattended -= usize::from(matches!(old, WokenBy::Nothing));
         self.leave_alarm(old, deferred);
     }
 

@@ -33,6 +33,7 @@ mod random;
 mod share;
 #[cfg(feature = "tokio")]
 mod tokio_clock;
+mod unattended;
 mod undo;
 mod up_to;
 mod waiting;
