@@ -95,7 +95,7 @@ impl Hold {
         if !self.keeps_permits {
             return Some(end);
         }
-        let from = self.spaced_from.filter(|from| part.accrued_at(*from, u64::MAX) > self.begin);
+        let from = self.spaced_from.filter(|from| part.spaced_until(*from) > self.begin);
         from.and_then(|_| self.spaced_from(end))
     }
 
@@ -105,7 +105,7 @@ impl Hold {
         let mut at = self.opens;
         policy.each_part(state, None, &mut |part| {
             if let Some(from) = self.spaces(part, self.opens) {
-                at = at.max(part.accrued_at(from, permits));
+                at = at.max(part.accrued_at(from, permits).min(part.spaced_until(from)));
             }
         });
         at

@@ -185,7 +185,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// |---|---|
     /// | [`TokenBucket`](crate::TokenBucket), [`LeakyBucket`](crate::LeakyBucket), [`SmoothBursty`](crate::SmoothBursty) | is empty. A bucket with a stepped refill is filled at its next step |
     /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | continues as if it had granted a permit at the end; it cools down during the pause |
-    /// | windows and logs | count in real time, as the server does. For one more window after the end, the *k*th permit is due no earlier than *k* intervals after the end, so a whole window's permits are not available at once |
+    /// | windows and logs | count in real time, as the server does. For one more window after the end, the *k*th permit is due no earlier than *k* intervals after the end, so a whole window's permits are not available at once. A change of the rate keeps the permits that have accrued |
     /// | a [`FixedWindow`](crate::FixedWindow) that begins anew in that window | likewise; later windows are not affected |
     /// | [`Both`](crate::Both) | each of its policies behaves as if it were the only one |
     /// | other [`Policy`] | behaves as [`Policy::pause`] defines, or like a window |

@@ -433,7 +433,7 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
         });
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
         let paced = settings.paces_to_come(rule);
-        let paced = paced.map(|pace| rule.accrued_at(pace.part, pace.from, u64::MAX));
+        let paced = paced.map(|pace| pace.ends(rule));
         full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
     }
 

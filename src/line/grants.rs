@@ -203,7 +203,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.undo_log.refund(|part| rule.full_level(at, part), refund);
     }
 
-    /// Changes the terms of one part, or of all, and notes the level that `change` leaves.
+    /// Changes the terms of one part, or of all, and notes the level that `change` leaves. A pace
+    /// keeps its permits.
     pub(crate) fn change<E>(
         &mut self,
         rule: &R,
@@ -213,9 +214,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.memo.set(None);
         // The full level is that of the terms before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
+        let intervals = self.intervals_of_paces(rule);
         let level = change()?;
         self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);
-        self.pace_anew(rule, only);
+        self.convert_paces(rule, &intervals);
         Ok(())
     }
 

@@ -49,7 +49,8 @@ use crate::clock::Timer;
 use crate::line::rule::Rule;
 use crate::line::undo_log::PerPart;
 use crate::line::{Line, WokenBy};
-use crate::policy::Forecast;
+use crate::policy::interval::Interval;
+use crate::policy::{Forecast, ticks};
 use crate::time::Nanos;
 
 /// What a pause must still do.
@@ -84,9 +85,12 @@ pub(crate) struct Standstill {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
     pub(crate) part: usize,
-    /// The end of the pause.
+    /// The end of the pause. The pace holds until the limit has accrued since then.
+    pub(crate) began: Nanos,
+    /// The permits have accrued since this time, at the rate in force. It is the end of the pause,
+    /// or another time after a change of the rate.
     pub(crate) from: Nanos,
-    /// The permits granted since.
+    /// The permits granted since the end of the pause.
     pub(crate) granted: u64,
     /// The undo log's number at the beginning. Grants with a lower number are not counted here.
     number: u64,
@@ -114,7 +118,7 @@ impl Standstill {
 
 impl Pace {
     pub(super) fn new(part: usize, from: Nanos) -> Pace {
-        Pace { part, from, granted: 0, number: 0 }
+        Pace { part, began: from, from, granted: 0, number: 0 }
     }
 }
 
@@ -171,9 +175,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // If the policy panics, the pause must not end twice.
             self.settings.pause = (!over).then_some(PauseState { since: to, ..pause });
             if to > from {
-                for pace in &mut self.settings.paces {
-                    pace.from = pace.from.saturating_add(to.saturating_since(from));
-                }
+                let held = to.saturating_since(from);
+                self.settings.paces.iter_mut().for_each(|pace| *pace = pace.moved_by(held));
                 // The room of a part in which no permits accrue does not shrink.
                 let stop = Standstill { from, to, keeps_permits: true };
                 self.pause_parts(rule, stop, |part| rule.full_level(from, part));
@@ -213,7 +216,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let number = self.undo_log.number();
         self.settings.paces.retain(|pace| !of(pace.part));
         let parts = (0..R::PARTS).filter(|part| of(*part) && !rule.stands_still(*part));
-        self.settings.paces.extend(parts.map(|part| Pace { part, from, granted: 0, number }));
+        self.settings.paces.extend(parts.map(|part| Pace { number, ..Pace::new(part, from) }));
     }
 
     /// Begins or extends a pause. Returns whether anything has changed, and whether the pause ends
@@ -282,7 +285,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     fn leave_empty(&mut self, rule: &R, at: Nanos) {
         self.spend_stock(rule, at);
         // A pace that began later allows less.
-        let later = |pace: &&Pace| pace.from >= at;
+        let later = |pace: &&Pace| pace.began >= at;
         let spaced: Vec<usize> = self.settings.paces.iter().filter(later).map(|pace| pace.part).collect();
         self.begin_paces(rule, at, |part| !spaced.contains(&part));
     }
@@ -341,15 +344,31 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Starts the paces anew after the rate of one part, or of all, has changed. Permits that
-    /// accrued at the old rate have a different worth at the new one.
-    pub(super) fn pace_anew(&mut self, rule: &R, only: Option<usize>) {
-        let latest = self.latest;
-        let concerns = |pace: &&Pace| pace.from < latest && only.is_none_or(|only| only == pace.part);
-        let parts: Vec<usize> = self.settings.paces.iter().filter(concerns).map(|pace| pace.part).collect();
-        if !parts.is_empty() {
-            self.begin_paces(rule, latest, |part| parts.contains(&part));
+    /// Returns the interval between two permits of each pace.
+    pub(super) fn intervals_of_paces(&self, rule: &R) -> Vec<Interval> {
+        self.settings.paces.iter().map(|pace| rule.interval(pace.part)).collect()
+    }
+
+    /// Converts each pace from its old interval after a change of the terms: as many permits have
+    /// accrued by now. So changes that come more often than permits hold up nothing.
+    pub(super) fn convert_paces(&mut self, rule: &R, before: &[Interval]) {
+        let (now, mut anew) = (self.latest, Vec::new());
+        for (pace, old) in self.settings.paces.iter_mut().zip(before) {
+            let new = rule.interval(pace.part);
+            let has_no_permits = |interval: Interval| interval.is_unlimited() || interval.is_zero();
+            if has_no_permits(*old) || has_no_permits(new) {
+                // Permits of the one are not worth permits of the other.
+                anew.push(pace.part);
+            } else if new != *old && pace.from < now {
+                let span = ticks::from_nanos(now).saturating_sub(ticks::from_nanos(pace.from));
+                let span = old.convert(span, new, false) / ticks::PER_NANO;
+                pace.from = Nanos::new(now.as_u64().saturating_sub(span));
+            }
         }
+        if !anew.is_empty() {
+            self.begin_paces(rule, now, |part| anew.contains(&part));
+        }
+        self.settings.paces.retain(|pace| !rule.stands_still(pace.part));
     }
 
     /// Returns the most permits that are available at a time under a pause and the paces that
@@ -399,16 +418,25 @@ impl<R: Rule, C: Timer> Line<R, C> {
 }
 
 impl Pace {
-    /// Returns whether the part would be full by now, as far as the pace determines.
+    /// Returns when the part would be full, as far as the pace determines.
+    pub(super) fn ends<R: Rule>(self, rule: &R) -> Nanos {
+        rule.spaced_until(self.part, self.began)
+    }
+
     fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
-        rule.accrued_at(self.part, self.from, u64::MAX) <= now
+        self.ends(rule) <= now
+    }
+
+    /// Returns the pace after a pause of this length, in which no permits accrue.
+    fn moved_by(self, held: Nanos) -> Pace {
+        Pace { began: self.began.saturating_add(held), from: self.from.saturating_add(held), ..self }
     }
 
     /// Returns when the permits of a request have accrued behind `ahead` permits, if it must leave
     /// `kept` permits.
     pub(super) fn due<R: Rule>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
         let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
-        rule.accrued_at(self.part, self.from, permits.saturating_add(kept.into()))
+        rule.accrued_at(self.part, self.from, permits.saturating_add(kept.into())).min(self.ends(rule))
     }
 }
 
@@ -429,7 +457,7 @@ impl super::settings::Settings {
         let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_permits);
         let held = self.pause.as_ref().map_or(Nanos::ZERO, |pause| self.opens.saturating_since(pause.since));
         let go_on = self.paces.iter().filter(move |_| !ends);
-        let go_on = go_on.map(move |pace| Pace { from: pace.from.saturating_add(held), ..*pace });
+        let go_on = go_on.map(move |pace| pace.moved_by(held));
         let begin = (0..R::PARTS).filter(move |part| ends && !rule.stands_still(*part));
         go_on.chain(begin.map(|part| Pace::new(part, self.opens)))
     }

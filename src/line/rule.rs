@@ -9,8 +9,10 @@ use crate::error::Refusal;
 use crate::line::deferred::Deferred;
 use crate::line::pause::Standstill;
 use crate::line::sizes::Sizes;
+use crate::policy::interval::Interval;
 use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
+use crate::rate::Rate;
 use crate::time::Nanos;
 
 /// Decides about requests. The queue adds the waiting.
@@ -153,8 +155,14 @@ pub(crate) trait Rule: Send + Sync + 'static {
         kept: u32,
     ) -> Nanos;
 
-    /// Returns when `permits` permits have accrued since `from`, one interval apart, in a part that
-    /// must space its grants, or when that part is full.
+    /// Returns until when a part that must space its grants since `from` does so: until its limit
+    /// has accrued.
+    fn spaced_until(&self, part: usize, from: Nanos) -> Nanos {
+        let _ = part;
+        from
+    }
+
+    /// Returns when `permits` permits have accrued since `from`, one interval apart.
     fn accrued_at(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
         let _ = (part, permits);
         from
@@ -164,6 +172,12 @@ pub(crate) trait Rule: Send + Sync + 'static {
     fn accrued_between(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
         let _ = (part, from, to);
         u64::MAX
+    }
+
+    /// Returns the time between two permits of a part.
+    fn interval(&self, part: usize) -> Interval {
+        let _ = part;
+        Interval::new(Rate::UNLIMITED)
     }
 
     /// Returns how many permits requests of this total weight ask for, or a few more.
@@ -520,12 +534,21 @@ impl<P: Policy> Rule for Single<P> {
         if P::PARTS > 1 { due.max(ready_at()) } else { due }
     }
 
+    fn spaced_until(&self, part: usize, from: Nanos) -> Nanos {
+        self.of_part(None, part, |part| part.spaced_until(from))
+    }
+
     fn accrued_at(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
         self.of_part(None, part, |part| part.accrued_at(from, permits))
     }
 
     fn accrued_between(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
         self.of_part(None, part, |part| part.accrued_between(from, to))
+    }
+
+    fn interval(&self, part: usize) -> Interval {
+        let rate = self.of_part(None, part, |part| Some(part.rate()));
+        Interval::new(rate.unwrap_or(Rate::UNLIMITED))
     }
 
     fn permits_in(&self, ahead: &u128) -> u64 {

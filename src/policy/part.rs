@@ -57,11 +57,14 @@ pub trait Part {
 
 /// Spacing of grants after a pause, for a part that cannot stand still.
 impl dyn Part + '_ {
-    /// Returns the time at which `permits` permits have accrued since `from`, one interval apart,
-    /// but no more than the limit.
+    /// Returns the time at which the limit has accrued since `from`: grants are spaced until then.
+    pub(crate) fn spaced_until(&self, from: Nanos) -> Nanos {
+        self.accrued_at(from, self.status(from).limit)
+    }
+
+    /// Returns the time at which `permits` permits have accrued since `from`, one interval apart.
     pub(crate) fn accrued_at(&self, from: Nanos, permits: u64) -> Nanos {
-        let permits = u32::try_from(permits.min(self.status(from).limit)).unwrap_or(u32::MAX);
-        let price = Interval::new(self.rate()).price(permits);
+        let price = Interval::new(self.rate()).price(u32::try_from(permits).unwrap_or(u32::MAX));
         ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
     }
 

@@ -449,6 +449,67 @@ fn a_grant_that_is_spaced_after_a_pause_reports_the_status() {
     }
 }
 
+/// The permits that are granted in the ten seconds after a pause of a second, if the rate changes
+/// every so often to the next of these.
+fn granted_after_a_pause(policy: &str, every: u64, rates: &[u64]) -> Vec<u64> {
+    let (limiter, clock) = any(policy);
+    limiter.pause_for(SECOND);
+    clock.advance(SECOND);
+    let mut rates = rates.iter().cycle();
+    let waiter = limiter.reserve(1).expect("a reservation");
+    let mut granted = Vec::new();
+    for millis in 1..=10_000 {
+        clock.advance(MS);
+        if millis % every == 0 {
+            rates.next().into_iter().for_each(|rate| limiter.set_rate(Rate::per_second(*rate)));
+        }
+        while waiter.due_in().is_zero() && limiter.try_acquire().is_ok() {
+            granted.push(millis);
+        }
+    }
+    granted
+}
+
+/// Each change began the spacing after a pause anew: changes that came more often than permits let
+/// no request pass.
+#[test]
+fn changes_of_the_rate_hold_up_no_request_after_a_pause() {
+    for policy in [
+        "fixed_window 10/s",
+        "sliding_window 10/s cells 10",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s with_capacity 20",
+    ] {
+        let unchanged = granted_after_a_pause(policy, 10_000, &[]);
+        assert!(unchanged.len() >= 90, "{policy}: {unchanged:?}");
+        for every in [30, 50, 95, 130] {
+            assert_eq!(granted_after_a_pause(policy, every, &[10]), unchanged, "{policy} every {every} ms");
+        }
+        // In 950 ms, 9 permits accrue at 20/s and 5 at 10/s. After a window nothing is
+        // spaced. The first permit is that of the waiter.
+        let mixed = granted_after_a_pause(policy, 50, &[20, 10]);
+        assert_eq!(mixed.iter().filter(|millis| **millis < 1000).count(), 13, "{policy}: {mixed:?}");
+    }
+}
+
+/// A change of the rate keeps the permits that have accrued after a pause, and a part of one.
+#[test]
+fn a_change_of_the_rate_after_a_pause_keeps_what_has_accrued() {
+    for (rate, next_in) in [(10, 50), (100, 5), (20, 25), (5, 100)] {
+        let (limiter, clock) = any("sliding_log 10/s with_capacity 1000");
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND + 550 * MS);
+        assert_eq!(limiter.status().available, 5);
+        limiter.set_rate(Rate::per_second(rate));
+        assert_eq!(limiter.status().available, 5, "{rate}");
+        limiter.try_acquire_many(5).expect("permits");
+        if rate > 5 {
+            let told = limiter.try_acquire().expect_err("none is left").retry_after();
+            assert_eq!(told, Some(Duration::from_millis(next_in)), "{rate}");
+        }
+    }
+}
+
 /// Compares the predicted time with the state at that time if no call is made until then.
 #[test]
 fn a_status_in_a_pause_predicts_when_the_limiter_will_be_full() {
