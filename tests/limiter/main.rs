@@ -21,6 +21,7 @@ mod executors;
 mod faults;
 mod feedback;
 mod late;
+mod leaky;
 mod left;
 mod long_lines;
 mod loops;

@@ -156,7 +156,10 @@ impl Model {
     }
 
     fn change(&mut self, at: i128, flow: Flow, burst: u32, keep: Keep) {
-        let (stock, full) = (self.there(at, 0), self.full());
+        // What has accrued for a request that is larger than the bucket stays, unless the bucket
+        // changes.
+        let holds_more = self.grows_to_fit && i128::from(burst) == self.burst;
+        let (stock, full) = (if holds_more { self.endless(at) } else { self.there(at, 0) }, self.full());
         // The slack of the old bucket, in which everything was counted, may count as rounding too.
         let slack = self.kept.slack(self.burst);
         (self.flow, self.burst) = (flow, burst.into());
@@ -164,6 +167,7 @@ impl Model {
         let new = self.full();
         let share = |parts: i128| if full == 0 { 0 } else { (parts * new).div_euclid(full) };
         let stock = match keep {
+            Keep::Count | Keep::Ratio if holds_more => stock,
             Keep::Count => stock.min(new),
             Keep::Ratio => share(stock),
             Keep::Nothing => self.start.map_or(new, |permits| new.min(i128::from(permits) * PARTS)),
@@ -592,7 +596,10 @@ proptest! {
         let mut model = Model::new(flow, nodelay + 1, START);
         model.grows_to_fit = true;
         // The permit of the request in progress is always available.
-        let calls = changing(calls, |flow, burst, keep| Call::Change(flow, burst.max(1), keep));
+        let calls = changing(calls, |flow, burst, keep| {
+            let burst = if burst % 2 == 0 { nodelay + 1 } else { burst };
+            Call::Change(flow, burst, keep)
+        });
         agree(&LeakyBucket::new(flow.rate()?).nodelay(nodelay), model, &calls)?;
     }
 }

@@ -98,7 +98,7 @@ impl Bucket {
     pub(crate) fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         move_to(state, |zero| {
             let (numbers, _) = self.settled();
-            let zero = numbers.paused(zero, from, to, keeps_permits);
+            let zero = numbers.paused(zero, self.held(&numbers), from, to, keeps_permits);
             (zero, numbers.step_tick(zero))
         })
     }

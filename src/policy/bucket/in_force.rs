@@ -187,6 +187,10 @@ impl Bucket {
             Some(_) => terms.numbers(since, old.1.interval)?,
             None => terms.rounded_numbers(since, old.1.interval),
         };
+        // A request that is larger than the bucket keeps the tokens that accrued for it, unless the
+        // bucket changes: in a larger one they would be tokens of all requests.
+        let is_limited = !old.0.is_unlimited() && !new.0.is_unlimited();
+        let holds_more = self.grows_to_fit && terms.burst == self.terms().burst && is_limited;
         let filled = old.0.is_unlimited() && !goes_on && tick > old.0.frozen_at;
         // Relaxed: the conversion publishes it (1).
         self.hot.mode.store(CLOSED, Ordering::Relaxed);
@@ -195,7 +199,7 @@ impl Bucket {
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
                 Keep::Nothing => (self.starting_word(new, at), false),
                 _ if filled => (new.0.word_of(new.0.tick(at).saturating_sub(new.0.capacity)), false),
-                keep => (carried_over(zero, at, old, new, keep), keep == Keep::Count),
+                keep => (carried_over(zero, at, old, new, keep, holds_more), keep == Keep::Count),
             };
             Ok::<_, Infallible>((word, if kept { new.0.step_tick(word) } else { 0 }))
         });

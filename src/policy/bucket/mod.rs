@@ -311,6 +311,12 @@ impl Bucket {
         if self.grows_to_fit { numbers.capacity.max(price) } else { numbers.capacity }
     }
 
+    /// Returns how far back stored tokens can have accrued. A bucket that grows to fit keeps those
+    /// beyond its capacity for a large request.
+    fn held(&self, numbers: &Numbers) -> u64 {
+        if self.grows_to_fit { u64::MAX } else { numbers.capacity }
+    }
+
     pub(crate) fn start(&self, now: Nanos) -> BucketState {
         BucketState { zero: AtomicU64::new(self.starting_word(self.numbers_and_more(), now)) }
     }

@@ -50,7 +50,8 @@ impl Bucket {
         keeps_permits: bool,
     ) -> Forecast {
         let (numbers, _) = self.price(1);
-        Forecast::with(to, [numbers.paused(AtomicWord::load(&state.zero), from, to, keeps_permits), 0, 0])
+        let zero = AtomicWord::load(&state.zero);
+        Forecast::with(to, [numbers.paused(zero, self.held(&numbers), from, to, keeps_permits), 0, 0])
     }
 
     pub(crate) fn predict(&self, forecast: &mut Forecast, n: u32) -> Nanos {

@@ -220,8 +220,8 @@ impl Numbers {
     }
 
     /// Returns the word after a pause in which nothing accrued: as far before `to` as it was before
-    /// `from`. A bucket that does not keep its stored tokens is empty at `to`.
-    pub(super) fn paused(&self, word: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
+    /// `from`, but at most `most`. A bucket that does not keep its stored tokens is empty at `to`.
+    pub(super) fn paused(&self, word: u64, most: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         if self.is_unlimited() {
             return word;
         }
@@ -229,7 +229,7 @@ impl Numbers {
         if own == ticks::NEVER {
             return word;
         }
-        let held = own.max(from.saturating_sub(self.capacity)).saturating_add(to.saturating_sub(from));
+        let held = own.max(from.saturating_sub(most)).saturating_add(to.saturating_sub(from));
         self.word_of(if keeps_permits { held } else { held.max(to) })
     }
 
@@ -247,13 +247,15 @@ impl Numbers {
     }
 }
 
-/// Returns the word that means under new numbers what `zero` means under the old numbers.
+/// Returns the word that means under new numbers what `zero` means under the old numbers. Tokens
+/// beyond the capacity are kept if the bucket `holds_more` for a large request.
 pub(super) fn carried_over(
     zero: u64,
     at: Nanos,
     old: (Numbers, More),
     new: (Numbers, More),
     keep: Keep,
+    holds_more: bool,
 ) -> u64 {
     let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.step_tick(zero));
     let (from, to) = (old.1.interval, new.1.interval);
@@ -265,16 +267,17 @@ pub(super) fn carried_over(
         let debt = if keep == Keep::Ratio { debt } else { from.convert(debt, to, true) };
         return new.0.word_of(tick.saturating_add(debt));
     }
-    let stock = old_tick - zero.max(old_tick.saturating_sub(old.0.capacity));
+    let most = |capacity| if holds_more { u64::MAX } else { capacity };
+    let stock = (old_tick - zero).min(most(old.0.capacity));
     let stock = match keep {
-        Keep::Ratio => share(stock, new.0.capacity, old.0.capacity),
+        Keep::Ratio if !holds_more => share(stock, new.0.capacity, old.0.capacity),
         // Whole permits can be taken one by one, before as after.
-        Keep::Count | Keep::Nothing => {
+        Keep::Count | Keep::Ratio | Keep::Nothing => {
             let whole = (stock / from.price(1).max(1)).saturating_mul(to.price(1));
             from.convert(stock, to, false).max(whole)
         }
     };
-    new.0.word_of(tick.saturating_sub(stock.min(new.0.capacity)))
+    new.0.word_of(tick.saturating_sub(stock.min(most(new.0.capacity))))
 }
 
 /// Returns `span * part / whole`, rounded down.
