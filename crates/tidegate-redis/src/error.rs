@@ -254,9 +254,10 @@ pub(crate) fn lacks_left(refusal: &AllRefusal) -> bool {
     refusal.left().is_none() && !refusal.is_degraded()
 }
 
-/// Returns whether a text may be an address, and so may contain a password.
+/// Returns whether a text may be an address, or a part of one, and so may contain a password.
 pub(crate) fn may_be_secret(text: &str) -> bool {
-    text.contains("://") || text.contains('@') || has_password_field(text)
+    let has_protocol = ["redis", "valkey"].iter().any(|name| text.starts_with(name)) && text.contains(':');
+    text.contains("://") || text.contains('@') || has_password_field(text) || has_protocol
 }
 
 /// Returns whether a text names a field of an address for a password.

@@ -589,11 +589,20 @@ fn bad(field: &'static str, allowed: &'static str) -> BuildError {
     BuildError::Field { field, allowed, value: None }
 }
 
-/// A duration in the form of a policy's line: the period of a rate of one permit.
+/// A duration in the form of a policy's line: the period of a rate of one permit. It may be longer
+/// than that of a rate.
 fn span(text: &str) -> Option<Duration> {
-    let begins = text.starts_with(|c: char| c.is_ascii_digit());
-    let rate: Rate = format!("1/{text}").parse().ok().filter(|_| begins)?;
-    Some(rate.period())
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let count = text.strip_suffix(unit).filter(|count| !count.is_empty())?;
+    let period = |text: &str| Some(format!("1/{text}").parse::<Rate>().ok()?.period());
+    let many = || {
+        let nanos = period(unit)?.as_nanos().saturating_mul(count.parse().unwrap_or(u128::MAX));
+        let secs = u64::try_from(nanos / 1_000_000_000).unwrap_or(u64::MAX);
+        // The remainder is below a second.
+        Some(Duration::new(secs, u32::try_from(nanos % 1_000_000_000).unwrap_or(0)))
+    };
+    // A count of zero is no duration, like that of a rate.
+    period(text).or_else(many).filter(|span| !span.is_zero())
 }
 
 fn span_text(span: Duration) -> String {

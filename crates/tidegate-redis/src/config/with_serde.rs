@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::value::MapDeserializer;
-use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{
+    self, Deserialize, Deserializer, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tidegate::PolicyConfig;
 
 use super::{ALONE, LimiterConfig, ONLY, bad};
-use crate::error::{BuildError, FIELDS, may_be_secret, other_fields};
+use crate::error::{BuildError, FIELDS, has_password_field, may_be_secret, other_fields};
 use crate::key;
 
 /// Writes a map, without the user and the password of the address.
@@ -63,11 +65,12 @@ impl<'de> Visitor<'de> for Entries {
         while let Some(name) = map.next_key::<String>()? {
             let field = FIELDS.iter().find(|field| **field == name);
             match (name.as_str(), field) {
-                (_, Some(&"leased")) => {
-                    if map.next_value()? {
-                        config.set("leased", "").map_err(de::Error::custom)?;
-                    }
-                }
+                (_, Some(&"leased")) => match map.next_value()? {
+                    Value::Flag(true) => config.set("leased", "").map_err(de::Error::custom)?,
+                    Value::Flag(false) => {}
+                    // The value may be an address.
+                    _ => return Err(de::Error::custom(bad("leased", "true or false"))),
+                },
                 (_, Some(field)) => {
                     // The value of each of these fields is a text, except that the value of
                     // `in_use` may be a number. Any other value becomes an empty text, which `set`
@@ -76,6 +79,8 @@ impl<'de> Visitor<'de> for Entries {
                         Value::Text(value) => value,
                         Value::Count(number) if *field == "in_use" => number.to_string(),
                         Value::Number(number) if *field == "in_use" => number.to_string(),
+                        Value::Factor(factor) if *field == "in_use" => factor.to_string(),
+                        Value::Flag(flag) if *field == "in_use" => flag.to_string(),
                         _ => String::new(),
                     };
                     config.set(field, &value).map_err(de::Error::custom)?;
@@ -191,10 +196,15 @@ impl<'de> Deserialize<'de> for Limits {
                 f.write_str("limits by their names")
             }
 
+            /// The error does not show the line, which may have an address.
+            fn visit_str<E: de::Error>(self, _: &str) -> Result<Limits, E> {
+                Err(E::custom(bad("limits", "a map from names to policies; one policy is written as limit")))
+            }
+
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Limits, A::Error> {
                 let mut limits = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
-                    if !key::is_name(&name) && may_be_secret(&name) {
+                    if has_password_field(&name) || !key::is_name(&name) && may_be_secret(&name) {
                         return Err(de::Error::custom(bad("limits", "policies by name, and not by address")));
                     }
                     let Limit(limit) = map.next_value()?;
@@ -206,7 +216,7 @@ impl<'de> Deserialize<'de> for Limits {
             }
         }
 
-        deserializer.deserialize_map(ByName)
+        deserializer.deserialize_any(ByName)
     }
 }
 
@@ -218,6 +228,8 @@ enum Value {
     Number(i64),
     Factor(f64),
     Nothing,
+    /// A list or a map.
+    Several,
 }
 
 impl<'de> Deserialize<'de> for Value {
@@ -263,13 +275,21 @@ impl<'de> Deserialize<'de> for Value {
                 deserializer.deserialize_any(self)
             }
 
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Value::Several)
+            }
+
             /// With its feature `arbitrary_precision`, `serde_json` passes a number as a map of one
             /// entry, the number's text.
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-                match map.next_entry::<String, String>()? {
-                    Some((name, text)) if name == "$serde_json::private::Number" => number(&text),
-                    _ => Err(de::Error::invalid_type(de::Unexpected::Map, &self)),
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "$serde_json::private::Number" {
+                        return number(&map.next_value::<String>()?);
+                    }
+                    map.next_value::<IgnoredAny>()?;
                 }
+                Ok(Value::Several)
             }
         }
 
@@ -304,6 +324,7 @@ impl<'de, E: de::Error> Deserializer<'de> for ValueDeserializer<E> {
             Value::Number(number) => visitor.visit_i64(number),
             Value::Factor(factor) => visitor.visit_f64(factor),
             Value::Nothing => visitor.visit_unit(),
+            Value::Several => Err(E::invalid_type(de::Unexpected::Other("a list or a map"), &visitor)),
         }
     }
 

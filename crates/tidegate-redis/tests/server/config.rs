@@ -258,6 +258,12 @@ fn errors_say_what_to_write() {
         }
     }
     assert!(!error("fixed_window 5/s redis+unix:?pass=hunter2").contains("hunter2"));
+    assert!(
+        !error("in_use 5 store redis://h tag t time_to_live redis+unix:u:hunter2 x@h").contains("hunter2")
+    );
+    // A duration may be longer than the period of a rate.
+    let years = config("in_use 5 store redis://h tag t time_to_live 36500d timeout 99999999999d");
+    assert_eq!(years.to_string().parse(), Ok(years));
     // The words of a password with spaces.
     for address in [
         "redis+unix:///s?pass=correct hunter2",
@@ -515,6 +521,36 @@ mod with_serde {
             let error = read(text).unwrap_err();
             let fields = "a limiter needs limit, limits, in_use, or policy and the fields of that policy";
             assert!(error.starts_with(fields), "{text}: {error}");
+        }
+        // A value of the wrong type is not shown: it may be a line with an address.
+        let away = "while_away must be closed, wait, open, share, or share_of with a number from 1";
+        for (json, message) in [
+            (
+                r#"{"limits": "fixed_window 5/s store redis://:hunter2@h"}"#,
+                "limits must be a map from names to",
+            ),
+            (
+                r#"{"limits": ["redis://:hunter2@h"]}"#,
+                "invalid type: sequence, expected limits by their names",
+            ),
+            (r#"{"in_use": 5, "leased": "redis://:hunter2@h"}"#, "leased must be true or false"),
+            (r#"{"in_use": 5, "leased": 1}"#, "leased must be true or false"),
+            (r#"{"in_use": "redis://:hunter2@h"}"#, "in_use must be a whole number from 1"),
+            (r#"{"in_use": 2.5}"#, "in_use is \"2.5\", and must be a whole number from 1"),
+            (r#"{"in_use": true}"#, "in_use is \"true\", and must be a whole number from 1"),
+            (r#"{"in_use": 5, "while_away": {"share_of": 8}}"#, away),
+            (r#"{"in_use": 5, "tag": ["redis://:hunter2@h"]}"#, "tag must be a text"),
+            (
+                r#"{"limits": {"redis//h/0?password=hunter2": "fixed_window 5/s"}}"#,
+                "limits must be policies by name, and not by address",
+            ),
+            (
+                r#"{"policy": "fixed_window", "rate": ["redis://:hunter2@h"]}"#,
+                "invalid type: a list or a map",
+            ),
+        ] {
+            let error = serde_json::from_str::<LimiterConfig>(json).unwrap_err().to_string();
+            assert!(error.starts_with(message) && !error.contains("hunter2"), "{json}: {error}");
         }
         let secret = config("fixed_window 5/s store redis://u:hunter2@h:1/2 tag a");
         let json = serde_json::to_string(&secret).unwrap();
