@@ -36,7 +36,8 @@
 //! first request that it decides in the outage, it assumes that the store is booked as far ahead as
 //! the last of its own requests had to wait. The reduction of its share counts as of that time: the
 //! first period ends a period after it, and nothing accrues in a bucket before it, even for
-//! requests that wait in the share.
+//! requests that wait in the share. A bucket that refills in steps has its first permits after the
+//! next step behind it, which may come at once: the steps of a share begin with the share.
 //!
 //! From the second period on a share has at least one permit: for a limit below *n* permits each
 //! process grants one. In the first period the shares of a limit below *n*² have none.
@@ -390,8 +391,10 @@ impl Share {
         let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
         let less = less.saturating_add(granted.min(limit.saturating_sub(less)));
         let Numbers::Bucket(numbers) = self.numbers else { return less };
-        // The next step of a bucket may come at once, except in a new share.
-        let step = if self.made < outage.answered { bucket::step_of(&numbers) } else { 0 };
+        // The next step of a bucket may come at once, except in a new share whose store is not
+        // booked ahead.
+        let steps_soon = self.made < outage.answered || !ahead.is_zero();
+        let step = if steps_soon { bucket::step_of(&numbers) } else { 0 };
         less.saturating_add(step).saturating_sub(bucket::missing(&numbers, status, ahead))
     }
 
@@ -488,9 +491,14 @@ mod tests {
     async fn a_share_is_small_up_to_a_period_behind_booked_instants() {
         /// After how many seconds the share is asked, and how many permits it has then.
         type Course = &'static [(u64, usize)];
-        let rows: [(&str, Course); 7] = [
+        let rows: [(&str, Course); 8] = [
             ("token_bucket 60/min burst 60", &[(0, 0), (30, 0), (50, 3), (54, 1)]),
-            ("token_bucket 60/min burst 60 interval_refill", &[(0, 3), (49, 0), (61, 15)]),
+            // The next step after the last booked time is at 60 s, and the one after it at 120 s.
+            (
+                "token_bucket 60/min burst 60 interval_refill",
+                &[(0, 0), (49, 0), (61, 3), (111, 0), (121, 15)],
+            ),
+            ("token_bucket 60/20s burst 60 interval_refill", &[(0, 0), (41, 0), (61, 3), (79, 0), (81, 15)]),
             ("sliding_log 60/20s", &[(0, 3), (30, 0), (69, 0), (71, 15)]),
             ("sliding_window 60/20s cells 4", &[(0, 3), (30, 0), (64, 0), (71, 15)]),
             ("fixed_window 60/20s from_first_grant", &[(0, 3), (30, 0), (69, 0), (71, 15), (92, 15)]),
