@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::policy::AnyPolicy;
-use tidegate::{AllOf, Clock, KeyedRateLimiter, ManualClock, Nanos, RateLimiter, Reservation};
+use tidegate::{AllOf, Clock, ManualClock, Nanos, RateLimiter, Reservation};
 use tokio_test::task::spawn;
 
 const MS: Duration = Duration::from_millis(1);
 const S: Duration = Duration::from_secs(1);
 
 fn policy(line: &str) -> AnyPolicy {
-    line.parse().unwrap()
+    line.parse().expect("a policy")
 }
 
 fn limiter(line: &str) -> (ManualClock, RateLimiter<AnyPolicy, ManualClock>) {
@@ -35,9 +35,9 @@ const LOGS: [&str; 2] = ["sliding_log 100/min", "sliding_window 100/min cells 60
 fn what_a_settled_reservation_gives_back_counts_from_then_on() {
     for line in LOGS {
         let (clock, limiter) = limiter(line);
-        let mut first = limiter.reserve(60).unwrap();
+        let mut first = limiter.reserve(60).expect("a reservation");
         assert!(first.claim());
-        let mut second = limiter.reserve(100).unwrap();
+        let mut second = limiter.reserve(100).expect("a reservation");
         clock.advance(58 * S);
         assert!(limiter.try_acquire().is_err());
         first.settle(0);
@@ -56,13 +56,13 @@ fn a_request_that_leaves_the_queue_lets_the_next_one_pass_from_then_on() {
     for line in LOGS {
         for is_reservation in [true, false] {
             let (clock, limiter) = limiter(line);
-            limiter.try_acquire_many(40).unwrap();
-            let reserved = is_reservation.then(|| limiter.reserve(90).unwrap());
+            limiter.try_acquire_many(40).expect("permits");
+            let reserved = is_reservation.then(|| limiter.reserve(90).expect("a reservation"));
             let mut wait = spawn(limiter.acquire_many(90));
             if !is_reservation {
                 assert!(wait.poll().is_pending());
             }
-            let mut next = limiter.reserve(60).unwrap();
+            let mut next = limiter.reserve(60).expect("a reservation");
             clock.advance(58 * S);
             drop((reserved, wait));
             assert!(next.claim());
@@ -78,12 +78,12 @@ fn a_request_that_leaves_the_queue_lets_the_next_one_pass_from_then_on() {
 fn a_due_request_that_leaves_lets_the_next_one_pass_from_then_on() {
     for line in LOGS {
         let (clock, limiter) = limiter(line);
-        limiter.try_acquire_many(100).unwrap();
+        limiter.try_acquire_many(100).expect("permits");
         clock.advance(70 * S);
-        limiter.try_acquire_many(100).unwrap();
+        limiter.try_acquire_many(100).expect("permits");
         // At 130 s the first reservation is due, and the second one a minute later.
-        let first = limiter.reserve(60).unwrap();
-        let mut second = limiter.reserve(60).unwrap();
+        let first = limiter.reserve(60).expect("a reservation");
+        let mut second = limiter.reserve(60).expect("a reservation");
         clock.advance(118 * S);
         drop(first);
         assert!(second.claim());
@@ -92,14 +92,15 @@ fn a_due_request_that_leaves_lets_the_next_one_pass_from_then_on() {
     }
 }
 
+#[cfg(feature = "keyed")]
 #[test]
 fn a_limiter_of_a_key_counts_from_then_on() {
     for line in LOGS {
         let clock = ManualClock::new();
-        let limiter = KeyedRateLimiter::with_clock(policy(line), 10, clock.clone());
-        let mut first = limiter.reserve(&1, 60).unwrap();
+        let limiter = tidegate::KeyedRateLimiter::with_clock(policy(line), 10, clock.clone());
+        let mut first = limiter.reserve(&1, 60).expect("a reservation");
         assert!(first.claim());
-        let mut second = limiter.reserve(&1, 60).unwrap();
+        let mut second = limiter.reserve(&1, 60).expect("a reservation");
         clock.advance(58 * S);
         first.settle(0);
         assert!(second.claim());
@@ -113,13 +114,13 @@ fn a_composite_counts_from_then_on() {
     for line in LOGS {
         let (clock, limiter) = limiter(line);
         let all = AllOf::new("calls", &limiter);
-        let mut first = all.reserve([("calls", 60)]).unwrap();
+        let mut first = all.reserve([("calls", 60)]).expect("a reservation");
         assert!(first.claim());
         // One is in the queue of the composite, and one in that of its member.
-        let mut second = all.reserve([("calls", 50)]).unwrap();
-        let mut third = limiter.reserve(50).unwrap();
+        let mut second = all.reserve([("calls", 50)]).expect("a reservation");
+        let mut third = limiter.reserve(50).expect("a reservation");
         clock.advance(58 * S);
-        first.settle([("calls", 0)]).unwrap();
+        first.settle([("calls", 0)]).expect("a member");
         assert!(second.claim() && third.claim());
         clock.advance(2 * S);
         assert_eq!(taken(&limiter), 0, "{line}");
@@ -130,9 +131,9 @@ fn a_composite_counts_from_then_on() {
 fn a_bucket_does_not_grant_permits_that_did_not_fit() {
     for line in ["token_bucket 1000/s burst 1000", "leaky_bucket 1000/s capacity 5000 nodelay 999"] {
         let (clock, limiter) = limiter(line);
-        let mut first = limiter.reserve(500).unwrap();
+        let mut first = limiter.reserve(500).expect("a reservation");
         assert!(first.claim());
-        let mut second = limiter.reserve(1000).unwrap();
+        let mut second = limiter.reserve(1000).expect("a reservation");
         clock.advance(490 * MS);
         first.settle(0);
         assert!(second.claim());
@@ -145,10 +146,10 @@ fn a_bucket_does_not_grant_permits_that_did_not_fit() {
 fn a_reservation_that_was_due_long_ago_counts_from_its_time() {
     for line in ["token_bucket 1/s burst 10", "sliding_log 10/10s"] {
         let (clock, limiter) = limiter(line);
-        limiter.try_acquire_many(10).unwrap();
-        let mut reserved = limiter.reserve(5).unwrap();
+        limiter.try_acquire_many(10).expect("permits");
+        let mut reserved = limiter.reserve(5).expect("a reservation");
         clock.advance(1000 * S);
-        let refunded = limiter.reserve(3).unwrap();
+        let refunded = limiter.reserve(3).expect("a reservation");
         drop(refunded);
         assert!(reserved.claim());
         assert_eq!(taken(&limiter), 10, "{line}");
@@ -218,7 +219,7 @@ proptest! {
                 Act::Try(n) => if limiter.try_acquire_many(n).is_ok() {
                     used.push((clock.now(), n.into()));
                 },
-                Act::Reserve(n) => waiting.push((clock.now(), limiter.reserve(n).unwrap())),
+                Act::Reserve(n) => waiting.push((clock.now(), limiter.reserve(n).expect("a reservation"))),
                 Act::Settle(which, spent) if !claimed.is_empty() => {
                     let (at, reserved) = claimed.swap_remove(which % claimed.len());
                     let spent = spent.min(reserved.permits());

@@ -605,7 +605,7 @@ mod tests {
         ledger.note_report(at(110), &reply);
         let limited = (0, Refusal::Limited { retry_after: at(3) });
         for now in [105, 110] {
-            assert_eq!(ledger.refusal(at(now), &one, Duration::ZERO), Some(limited.clone()), "{now}");
+            assert_eq!(ledger.refusal(at(now), &one, Duration::ZERO), Some(limited), "{now}");
         }
     }
 
