@@ -51,6 +51,9 @@ use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
+/// The most refunds that are distinguished.
+const MAX_REFUNDS: usize = 1024;
+
 /// The index that means no credit.
 pub(super) const NOWHERE: u32 = (1 << 25) - 1;
 
@@ -143,6 +146,21 @@ pub(super) struct Books {
     pub(super) old: BTreeMap<Stamp, Credit>,
     /// The number of copies that were begun.
     pub(super) copies: u64,
+    /// The refunds that gave back permits that may still be those of an outstanding grant, in order
+    /// of time.
+    refunds: VecDeque<Refunded>,
+}
+
+/// Permits that a refund gave back, oldest first.
+#[derive(Clone, Copy, Debug)]
+struct Refunded {
+    /// When they were refunded, and how many entries of this time count that were there then.
+    time: Stamp,
+    same: u32,
+    n: u32,
+    /// The times of the first and the last one.
+    first: Stamp,
+    last: Stamp,
 }
 
 impl GiveBack {
@@ -443,43 +461,126 @@ impl LogState {
     pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: &Window) {
         let back = self.give_back();
         let mut books = lock(&back.books);
-        let Some((index, granted)) = self.run(charge.time, now, window) else { return };
+        let run = self.run(charge.time, now, window);
         let head = self.head();
         books.book.follow(self, back, window, head);
         if end(charge.time, window) <= now.max(head.time) {
             return;
         }
-        let undone = books.book.credits.get(&charge.time).map_or(0, |credit| credit.n);
-        let n = charge.n.min(granted.saturating_sub(undone));
-        if n > 0 {
-            books.book.add(back.links(head.ring), charge.time, Credit { index, n });
-            if let Some(copying) = &mut books.copying {
-                copying.undone(self, back, charge.time, n);
+        let mut rest = charge.n;
+        if let Some((index, granted)) = run {
+            let undone = books.book.credits.get(&charge.time).map_or(0, |credit| credit.n);
+            let n = charge.n.min(granted.saturating_sub(undone));
+            if n > 0 {
+                books.book.add(back.links(head.ring), charge.time, Credit { index, n });
+                if let Some(copying) = &mut books.copying {
+                    copying.undone(self, back, charge.time, n);
+                }
+                self.credit(back, &mut books, n, now, window);
             }
-            self.credit(back, &mut books, n, now, window);
+            rest -= n;
         }
+        self.refund_others(back, &mut books, (charge.time, rest), now, window);
     }
 
-    /// Gives back the `n` oldest permits that count: raises the floor above them.
+    /// Gives back the `n` oldest permits that count.
     pub(super) fn refund(&self, n: u32, now: Stamp, window: &Window) {
         if n == 0 {
             return;
         }
         let back = self.give_back();
         let mut books = lock(&back.books);
+        let Some(refunded) = self.raise_floor(back, &mut books, n, None, now, window) else { return };
+        let refunds = &mut books.refunds;
+        // No grant of before is undone any more when the time is over.
+        while refunds.front().is_some_and(|first| end(first.time, window) <= refunded.time) {
+            refunds.pop_front();
+        }
+        let is_full = refunds.len() >= MAX_REFUNDS;
+        match refunds.back_mut().filter(|last| is_full || last.time == refunded.time) {
+            // As if all had come when fewer permits were there.
+            Some(last) => {
+                last.n = last.n.saturating_add(refunded.n);
+                (last.first, last.last) = (last.first.min(refunded.first), last.last.max(refunded.last));
+                if last.time == refunded.time {
+                    last.same = refunded.same;
+                }
+            }
+            None => refunds.push_back(refunded),
+        }
+    }
+
+    /// Gives back other permits instead of `n` permits of an undone grant of this time that were
+    /// refunded: those that the refunds would have given back without the grant.
+    ///
+    /// Of the refunds that gave back permits of this time, it is unknown which ones gave back those
+    /// of the grant. It is assumed that the earliest did, because they would have given back the
+    /// fewest others.
+    fn refund_others(
+        &self,
+        back: &GiveBack,
+        books: &mut Books,
+        (time, mut n): (Stamp, u32),
+        now: Stamp,
+        window: &Window,
+    ) {
+        let mut at = 0;
+        while n > 0
+            && let Some(&refunded) = books.refunds.get(at)
+        {
+            at += 1;
+            if !(refunded.first..=refunded.last).contains(&time) {
+                continue;
+            }
+            let most = n.min(refunded.n);
+            n -= most;
+            books.refunds[at - 1].n -= most;
+            if let Some(others) = self.raise_floor(back, books, most, Some(refunded), now, window) {
+                let Refunded { time, same, .. } = books.refunds[at - 1];
+                books.refunds.insert(at, Refunded { time, same, ..others });
+                at += 1;
+            }
+        }
+        books.refunds.retain(|refunded| refunded.n > 0);
+    }
+
+    /// Gives back the `n` oldest permits that count, or of those that were there at a refund: raises
+    /// the floor above them. Returns what it gave back, if anything.
+    fn raise_floor(
+        &self,
+        back: &GiveBack,
+        books: &mut Books,
+        n: u32,
+        of: Option<Refunded>,
+        now: Stamp,
+        window: &Window,
+    ) -> Option<Refunded> {
         books.copying = None;
-        let book = &mut books.book;
         loop {
+            let book = &mut books.book;
             let (view, latest) = self.settled(now, window);
             let View { head, valid, .. } = view;
             book.follow(self, back, window, head);
             let mut floor = self.count(&view, 0, |there| end(there, window) <= latest);
+            let oldest = self.behind(&view, valid - floor.min(valid));
+            let mut there = match of {
+                None => valid,
+                Some(Refunded { time, same, .. }) => {
+                    let before = self.count(&view, floor, |there| there < time);
+                    let after = self.count(&view, before, |there| there <= time);
+                    before + same.min(after - before)
+                }
+            };
             let (mut left, mut passed, mut sum) = (n, 0, book.sum);
             let mut first = NOWHERE;
             for credit in book.credits.values() {
                 let number = self.number(head, valid, credit.index).unwrap_or(0);
-                let granted = number.saturating_sub(floor);
-                if granted >= left {
+                let is_there = number + credit.n <= there;
+                if !is_there {
+                    there = there.min(number);
+                }
+                let granted = there.min(number).saturating_sub(floor);
+                if granted >= left || !is_there {
                     first = credit.index;
                     break;
                 }
@@ -487,18 +588,30 @@ impl LogState {
                 floor = floor.max(number + credit.n);
                 (passed, sum) = (passed + 1, sum - credit.n);
             }
-            let valid = valid - floor.saturating_add(left).min(valid);
+            let raised = floor.saturating_add(left).min(there.max(floor));
+            let n = n - (left - (raised - floor));
+            if n == 0 && of.is_some() {
+                return None;
+            }
+            let last = self.behind(&view, valid - raised + 1);
+            let of_last = raised - self.count(&view, 0, |there| there < last);
+            let same = valid - self.count(&view, raised, |there| there < latest);
             // Credits that are over now are forgotten, so the log must not go back behind this
             // time.
             let (Head { index, ring, .. }, time) = (head, latest);
-            if self.install(back, head, &Next { index, valid, n: 0, time, ring, first, sum }) {
+            let next = Next { index, valid: valid - raised, n: 0, time, ring, first, sum };
+            if self.install(back, head, &next) {
                 for _ in 0..passed {
                     book.credits.pop_first();
                 }
                 book.sum = sum;
                 book.expired.clear();
                 book.expired_sum = 0;
-                return;
+                let at = books.refunds.partition_point(|refunded| refunded.time < last);
+                for refunded in books.refunds.range_mut(at..).take_while(|refunded| refunded.time == last) {
+                    refunded.same = refunded.same.saturating_sub(of_last);
+                }
+                return (n > 0).then_some(Refunded { time: latest, same, n, first: oldest, last });
             }
         }
     }
@@ -507,7 +620,7 @@ impl LogState {
     pub(super) fn reset(&self) {
         let back = self.give_back();
         let mut books = lock(&back.books);
-        books.copying = None;
+        (books.copying, books.refunds) = (None, VecDeque::new());
         let book = &mut books.book;
         loop {
             let head = self.head();
@@ -542,6 +655,10 @@ impl LogState {
                     book.credits.pop_first();
                 }
                 book.sum = sum;
+                if lost > 0 {
+                    // These were not refunded.
+                    books.refunds.clear();
+                }
                 return;
             }
         }
@@ -562,6 +679,7 @@ impl LogState {
             let (index, ring) = (self.after(view.head.index, room), view.head.ring);
             let next = Next { index, valid: room, n: room, time: LAST, ring, first: NOWHERE, sum: 0 };
             if self.replace(back, view.head, &next).is_some() {
+                books.refunds.clear();
                 books.book.clear();
                 return taken;
             }
@@ -580,9 +698,143 @@ impl LogState {
     pub(super) fn rewindow(&self, now: Stamp, window: &Window) {
         if let Some(back) = self.back() {
             let mut books = lock(&back.books);
+            books.refunds.clear();
             if !books.book.expired.is_empty() || !books.book.credits.is_empty() {
                 self.credit(back, &mut books, 1, now, window);
             }
+        }
+    }
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::policy::{Policy, SlidingLog};
+    use crate::time::Nanos;
+
+    const LIMIT: u32 = 20;
+    const LENGTH: u64 = 100;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Act {
+        Pass(u64),
+        /// The flag is set if the grant may be undone.
+        Take(u32, bool),
+        Refund(u32),
+        Undo(usize, u32),
+    }
+
+    /// What happened to a log, at a time.
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        Granted(u32),
+        Refunded(u32),
+    }
+
+    /// Returns how many permits count now, in a list of the grants that were not undone.
+    fn replay(history: &[(u64, Event)], now: u64) -> u32 {
+        let mut granted: Vec<(u64, u32)> = Vec::new();
+        for (at, event) in history {
+            match *event {
+                Event::Granted(n) => granted.push((*at, n)),
+                Event::Refunded(mut n) => {
+                    for (_, there) in granted.iter_mut().filter(|(time, _)| time + LENGTH > *at) {
+                        let back = n.min(*there);
+                        (*there, n) = (*there - back, n - back);
+                    }
+                }
+            }
+        }
+        granted.iter().filter(|(time, _)| time + LENGTH > now).map(|(_, n)| n).sum()
+    }
+
+    /// Plays the acts. Returns how many permits are available at the end, and how many would be in
+    /// a replay.
+    fn play(acts: &[Act]) -> (u64, u64) {
+        let log = SlidingLog::new(format!("{LIMIT}/{LENGTH}ns").parse().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let (mut now, mut history, mut grants) = (1, Vec::new(), Vec::new());
+        for act in acts {
+            let at = Nanos::new(now);
+            match *act {
+                Act::Pass(nanos) => now += nanos,
+                Act::Take(n, is_tracked) => {
+                    if let Ok(charge) = log.try_acquire(&state, at, n) {
+                        if is_tracked {
+                            grants.push((history.len(), charge, n));
+                        }
+                        history.push((now, Event::Granted(n)));
+                    }
+                }
+                Act::Refund(n) => {
+                    log.refund(&state, at, n);
+                    history.push((now, Event::Refunded(n)));
+                    // Permits of one time are alike, whichever call came first.
+                    now += 1;
+                }
+                Act::Undo(_, _) if grants.is_empty() => {}
+                Act::Undo(which, used) => {
+                    let (noted, charge, n) = grants.swap_remove(which % grants.len());
+                    let used = used.min(n);
+                    log.undo(&state, at, LogCharge { n: n - used, ..charge }, u64::MAX);
+                    history[noted].1 = Event::Granted(used);
+                }
+            }
+        }
+        let available = log.status(&state, Nanos::new(now)).available;
+        (available, u64::from(LIMIT.saturating_sub(replay(&history, now))))
+    }
+
+    #[test]
+    fn a_refund_of_permits_of_an_undone_grant_gives_back_others() {
+        use Act::{Pass, Refund, Take, Undo};
+        let undo = || Undo(0, 0);
+        for acts in [
+            vec![Take(3, true), Take(2, false), Refund(1), undo()],
+            vec![Take(3, true), Pass(1), Take(2, false), Pass(1), Refund(1), undo()],
+            // The permits of one grant are refunded, and then those of the next one.
+            vec![Take(1, true), Pass(1), Take(1, true), Take(1, false), Refund(1), undo(), undo()],
+            // The first refund gives back nothing, because only the grant was there.
+            vec![Take(3, true), Pass(1), Refund(1), Pass(1), Take(2, false), Pass(1), Refund(1), undo()],
+            // A part of the grant is used.
+            vec![Take(3, true), Pass(1), Take(4, false), Refund(2), Undo(0, 1)],
+        ] {
+            let (available, replayed) = play(&acts);
+            assert_eq!(available, replayed, "{acts:?}");
+        }
+    }
+
+    /// Many tasks hold a permit each, and others take one and refund it.
+    #[test]
+    fn refunds_next_to_outstanding_grants_lose_no_permits() {
+        let mut acts = vec![Act::Take(1, true); 19];
+        for _ in 0..19 {
+            acts.extend([Act::Pass(1), Act::Take(1, false), Act::Refund(1)]);
+        }
+        acts.extend(vec![Act::Undo(0, 0); 19]);
+        assert_eq!(play(&acts), (20, 20));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { ..ProptestConfig::with_cases(2000) })]
+
+        #[test]
+        fn a_log_is_never_emptier_than_in_a_replay(
+            acts in vec(
+                prop_oneof![
+                    3 => (0..30u64).prop_map(Act::Pass),
+                    4 => (1..6u32, any::<bool>()).prop_map(|(n, is_tracked)| Act::Take(n, is_tracked)),
+                    3 => (1..6u32).prop_map(Act::Refund),
+                    3 => (any::<usize>(), 0..6u32).prop_map(|(which, used)| Act::Undo(which, used)),
+                ],
+                1..60,
+            ),
+        ) {
+            let (available, replayed) = play(&acts);
+            prop_assert!(available <= replayed, "{available} of {replayed}");
         }
     }
 }
