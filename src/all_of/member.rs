@@ -229,15 +229,15 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Serves the waiters that are due, before a change that makes waiters due sooner, if nothing
     /// wakes some of them. Returns the latest clock reading.
     fn serve_unattended(self: &Arc<Self>, deferred: &mut Deferred) -> Nanos {
-        loop {
-            let (mut line, now) = self.lock_for_composite(deferred);
-            let has_more = line.has_unattended()
-                && line.serve(&mut self.visit_at(now, deferred)).is_some_and(|due| due <= now);
-            self.publish(&line);
-            if !has_more {
-                return line.latest();
-            }
+        let (mut line, now) = self.lock_for_composite(deferred);
+        if line.has_unattended() {
+            // The lock of a composite may be held, so only a slice is served. The others count from
+            // now on.
+            line.serve(&mut self.visit_at(now, deferred));
+            line.count_from(now);
         }
+        self.publish(&line);
+        line.latest()
     }
 
     /// Locks the line for a short check.
@@ -474,6 +474,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
 
     fn give_up(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.0;
+        shared.serve_unattended(deferred);
         let (mut line, _) = shared.lock_for_composite(deferred);
         let news = line.seats.give_up(&shared.rule, seat);
         shared.unlock_and_recheck(line, news, 0, deferred);

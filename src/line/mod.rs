@@ -99,8 +99,8 @@ pub(crate) struct Line<R: Rule, C: Timer> {
     len: usize,
     /// How many entries in the queue nothing wakes.
     unattended: usize,
-    /// When the head was last found not to be due. No entry that nothing wakes is charged as of an
-    /// earlier time: if it is due by then, a change since then has made it due.
+    /// When the head was last found not to be due, or left without a grant. No entry that nothing
+    /// wakes is charged as of an earlier time: if it was due by then, its owner did not know.
     checked: Nanos,
     /// The number of permits that the waiters in the queue ask for.
     permits: u128,
@@ -229,6 +229,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Counts the grants of entries that nothing wakes from this time on, even if they were due
+    /// before.
+    pub(crate) fn count_from(&mut self, now: Nanos) {
+        self.checked = self.checked.max(now);
     }
 
     /// Returns whether the queue has an entry that nothing wakes. Such an entry may have been due for

@@ -121,15 +121,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
             // A change came while the waiter was too far back to be refused by the change, or a
             // member of a composite changed.
-            return Some(self.answer_head(visit, State::Refused(never)));
+            return Some(self.refuse_head(visit, never));
         }
         let due = self.due(rule, as_of, position, &none, &ask);
         if due > deadline && !self.may_be_late(visit, due, deadline) {
             let refusal = self.too_early(due, deadline);
-            return Some(self.answer_head(visit, State::Refused(refusal)));
+            return Some(self.refuse_head(visit, refusal));
         }
         if due > now {
-            self.checked = self.checked.max(now);
+            self.count_from(now);
             return Some(Head::WaitsUntil(due));
         }
         // A reservation that is not awaited takes the permits that were available at its turn,
@@ -169,11 +169,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
                     false => Head::Continue,
                 }
             }
-            Err(refusal) => self.answer_head(visit, State::Refused(refusal)),
+            Err(refusal) => self.refuse_head(visit, refusal),
         })
     }
 
-    fn answer_head(&mut self, visit: &mut Visit<'_, R>, state: State<R::Charge>) -> Head {
+    /// Ends the wait of the head without a grant.
+    fn refuse_head(&mut self, visit: &mut Visit<'_, R>, refusal: Refusal) -> Head {
+        self.count_from(visit.now);
+        let state = State::Refused(refusal);
         self.answer(visit, self.head, state);
         Head::Continue
     }

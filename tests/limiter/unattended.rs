@@ -7,9 +7,10 @@
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::support::late::LateTimer;
 use proptest::prelude::*;
 use tidegate::policy::AnyPolicy;
-use tidegate::{AllOf, Clock, ManualClock, Nanos, RateLimiter, Reservation};
+use tidegate::{AllOf, Clock, ManualClock, Nanos, RateLimiter, Request, Reservation};
 use tokio_test::task::spawn;
 
 const MS: Duration = Duration::from_millis(1);
@@ -124,6 +125,42 @@ fn a_composite_counts_from_then_on() {
         assert!(second.claim() && third.claim());
         clock.advance(2 * S);
         assert_eq!(taken(&limiter), 0, "{line}");
+    }
+}
+
+#[test]
+fn a_composite_that_leaves_its_seat_lets_the_next_one_pass_from_then_on() {
+    for line in LOGS {
+        let (clock, limiter) = limiter(line);
+        let other = RateLimiter::with_clock(policy("token_bucket 100/s burst 100"), clock.clone());
+        let all = AllOf::new("calls", &limiter).with("other", &other);
+        limiter.try_acquire_many(50).expect("permits");
+        let seat = all.reserve([("calls", 60), ("other", 1)]).expect("a reservation");
+        let mut next = limiter.reserve(50).expect("a reservation");
+        clock.advance(58 * S);
+        drop(seat);
+        assert!(next.claim());
+        clock.advance(2 * S);
+        // Those of the first 50 come back.
+        assert_eq!(taken(&limiter), 50, "{line}");
+    }
+}
+
+/// A waiter is found after its deadline, because its timer was late.
+#[test]
+fn a_waiter_that_is_refused_late_lets_the_next_one_pass_from_then_on() {
+    for line in LOGS {
+        let manual = ManualClock::new();
+        let clock = LateTimer::new(manual.clone(), vec![1_000_000_000_000]);
+        let limiter = RateLimiter::with_clock(policy(line), clock);
+        limiter.try_acquire_many(100).expect("permits");
+        let mut wait = spawn(limiter.acquire_many(Request::permits(100).within(61 * S)));
+        assert!(wait.poll().is_pending());
+        let mut next = limiter.reserve(100).expect("a reservation");
+        manual.advance(119 * S);
+        assert!(next.claim());
+        manual.advance(S);
+        assert!(limiter.try_acquire().is_err(), "{line}");
     }
 }
 
