@@ -651,6 +651,11 @@ where
     /// with a matching state. If requests wait for its key, the request is decided as when a
     /// [`RateLimiter`] changes. Of two concurrent changes, one completes before the other begins.
     ///
+    /// A pause of all keys that is in progress, or ended within a window, keeps permits of a window
+    /// policy back. Unless the key has a limiter of its own, the new terms decide how many: at a
+    /// higher rate or limit more permits are available than before the change, and at a lower one
+    /// fewer.
+    ///
     /// # Cost
     ///
     /// About 0.1 µs for each known key, a few times as much for a policy whose state has many

@@ -31,6 +31,8 @@ fn every_kind_is_made_from_a_line() {
         "smooth_warming_up 5/s warm_up 3s cold_factor 4.5 start_warm cool_at_once",
         "token_bucket 100/min burst 20 start_with 5 interval_refill tolerance 10ms",
         "token_bucket 100/min burst 20 at_wall_clock 0s",
+        // With its tolerance, a full bucket has 25.
+        "token_bucket 1/s burst 20 start_with 20 tolerance 5s",
         "leaky_bucket 10/s nodelay 3 capacity 5",
         "leaky_bucket 10/s max_wait 500ms",
         "fixed_window 100/min from_first_grant",

@@ -301,7 +301,10 @@ impl Bucket {
     pub(in crate::policy) fn starts_with(&self) -> Option<u32> {
         match self.start {
             Start::Full => None,
-            Start::Tokens(permits) => Some(permits).filter(|permits| *permits < self.terms().burst),
+            // A bucket with a tolerance holds more than its burst.
+            Start::Tokens(permits) => {
+                Some(permits).filter(|permits| *permits < self.numbers_and_more().1.most)
+            }
         }
     }
 
