@@ -424,7 +424,8 @@ do
       -- The level stands still until then.
       if not stands(l, l.at) then
         spend(l)
-        l.level = level_at(l, l.at, cap_of(l.terms, 1))
+        -- What has accrued for a request that is larger than the bucket stands still as well.
+        l.level = level_at(l, l.at, l.terms[7] == 1 and MOST or l.terms[3])
       end
       if not keep then l.spent = 1 end
       local more = max(0, till - max(l.now, l.held))
