@@ -20,7 +20,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::{Grant, Left};
 use crate::limiter::events::{Events, Observers};
-use crate::limiter::gate_word::{GateWord, LATE, PAUSED, SHADOW, Word};
+use crate::limiter::gate_word::{GateWord, LATE, PAUSED, SHADOW, SHARE_KEPT, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
@@ -588,8 +588,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
             let most = line.restraint(visit.rule, line.latest());
+            let kept = line.settings.kept_from(0);
             let status = PolicyStatus {
-                available: status.available.min(most),
+                available: status.available.min(most).saturating_sub(kept.into()),
                 next_at,
                 full_at: line.full_at(visit),
                 ..status
@@ -614,10 +615,11 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn left(&self, charge: &P::Charge) -> Left {
         let (now, Single { policy, state }) = (self.clock.now(), &self.rule);
         let left = policy.left(state, *charge, now).as_left(now);
-        if !self.gate_word.load().has(PAUSED) {
+        let word = self.gate_word.load();
+        if !word.has(PAUSED) && !word.has(SHARE_KEPT) {
             return left;
         }
-        // As far as a pause and the spacing of grants after it allow.
+        // As far as a pause, the spacing of grants after it, and a kept share allow.
         let status = self.status();
         Left {
             limit: left.limit,

@@ -214,10 +214,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.memo.set(None);
         // The full level is that of the terms before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
-        let intervals = self.intervals_of_paces(rule);
+        let paces = self.terms_of_paces(rule);
         let level = change()?;
         self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);
-        self.convert_paces(rule, &intervals);
+        self.convert_paces(rule, &paces);
         Ok(())
     }
 

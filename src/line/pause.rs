@@ -344,16 +344,22 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Returns the interval between two permits of each pace.
-    pub(super) fn intervals_of_paces(&self, rule: &R) -> Vec<Interval> {
-        self.settings.paces.iter().map(|pace| rule.interval(pace.part)).collect()
+    /// Returns the interval between two permits of each pace, and how many permits it allows now.
+    pub(super) fn terms_of_paces(&self, rule: &R) -> Vec<(Interval, u64)> {
+        let terms = |pace: &Pace| (rule.interval(pace.part), pace.available(rule, self.latest));
+        self.settings.paces.iter().map(terms).collect()
     }
 
-    /// Converts each pace from its old interval after a change of the terms: as many permits have
-    /// accrued by now. So changes that come more often than permits hold up nothing.
-    pub(super) fn convert_paces(&mut self, rule: &R, before: &[Interval]) {
+    /// Converts each pace from its terms before a change: as many permits have accrued by now. So
+    /// changes that come more often than permits hold up nothing. A part that has become one that
+    /// can stand still needs no pace, and has no more permits than the pace allowed.
+    pub(super) fn convert_paces(&mut self, rule: &R, before: &[(Interval, u64)]) {
         let (now, mut anew) = (self.latest, Vec::new());
-        for (pace, old) in self.settings.paces.iter_mut().zip(before) {
+        for (pace, (old, available)) in self.settings.paces.iter_mut().zip(before) {
+            if rule.stands_still(pace.part) {
+                rule.keep_permits(pace.part, now, *available);
+                continue;
+            }
             let new = rule.interval(pace.part);
             let has_no_permits = |interval: Interval| interval.is_unlimited() || interval.is_zero();
             if has_no_permits(*old) || has_no_permits(new) {
@@ -379,13 +385,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         // A pace that was over before the waiters were served counts their permits, and no longer
         // restrains.
-        let held = |pace: &&Pace| !pace.is_over(rule, at);
-        let paced = self
-            .settings
-            .paces
-            .iter()
-            .filter(held)
-            .map(|pace| rule.accrued_between(pace.part, pace.from, at).saturating_sub(pace.granted));
+        let paced = self.settings.paces.iter().map(|pace| pace.available(rule, at));
         paced.min().unwrap_or(u64::MAX)
     }
 
@@ -425,6 +425,14 @@ impl Pace {
 
     fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
         self.ends(rule) <= now
+    }
+
+    /// Returns how many permits the pace allows at a time.
+    fn available<R: Rule>(self, rule: &R, at: Nanos) -> u64 {
+        match self.is_over(rule, at) {
+            true => u64::MAX,
+            false => rule.accrued_between(self.part, self.from, at).saturating_sub(self.granted),
+        }
     }
 
     /// Returns the pace after a pause of this length, in which no permits accrue.

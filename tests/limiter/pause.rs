@@ -492,6 +492,27 @@ fn changes_of_the_rate_hold_up_no_request_after_a_pause() {
     }
 }
 
+/// A bucket has no spacing after a pause: the change filled it.
+#[test]
+fn a_change_from_a_window_to_a_bucket_after_a_pause_makes_no_permit_available() {
+    for from in ["fixed_window 4/s", "sliding_window 4/s cells 4", "sliding_estimate 4/s", "sliding_log 4/s"]
+    {
+        for to in ["token_bucket 4/s burst 4", "leaky_bucket 4/s nodelay 3", "smooth_bursty 4/s"] {
+            for (late, keep) in [(0, Keep::Count), (0, Keep::Ratio), (500, Keep::Count), (500, Keep::Ratio)] {
+                let (limiter, clock) = any(from);
+                clock.advance(10 * SECOND);
+                limiter.pause_for(SECOND);
+                clock.advance(SECOND + Duration::from_millis(late));
+                let before = limiter.status().available;
+                limiter.apply(&to.parse().expect("a configuration"), keep).expect("another kind");
+                let passed = (0..100).take_while(|_| limiter.try_acquire().is_ok()).count() as u64;
+                assert!(passed <= before, "{from} to {to}: {passed} of {before}");
+                assert!(keep == Keep::Ratio || passed == before, "{from} to {to}: {passed} of {before}");
+            }
+        }
+    }
+}
+
 /// A change of the rate keeps the permits that have accrued after a pause, and a part of one.
 #[test]
 fn a_change_of_the_rate_after_a_pause_keeps_what_has_accrued() {

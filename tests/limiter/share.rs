@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, SlidingEstimate,
+    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingEstimate,
     SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
 };
 
@@ -54,5 +54,31 @@ proptest! {
         prop_assert_eq!(limiter.try_acquire_many(n), Err(Refusal::Limited { retry_after: tick.into() }), "too early");
         clock.advance(tick);
         prop_assert_eq!(limiter.try_acquire_many(n).map(drop), Ok(()), "too late");
+    }
+
+    /// The states told counted the permits that are kept for others.
+    #[test]
+    fn as_many_permits_are_available_as_requests_pass_while_a_share_is_kept(
+        policy in some_policy(),
+        steps in vec((0..600 * MS, 1..4u32), 0..20),
+        kept in 1..6u32,
+    ) {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        for (span, n) in steps {
+            clock.advance(Duration::from_nanos(span));
+            let _ = limiter.try_acquire_many(n);
+        }
+        limiter.keep_for_priority(kept, 1);
+        let mut available = limiter.status().available;
+        loop {
+            let decision = limiter.try_acquire_many(Request::permits(1).with_left());
+            prop_assert_eq!(decision.is_ok(), available > 0);
+            let Ok(grant) = decision else { break };
+            let (left, status) = (grant.left().expect("it was requested"), limiter.status());
+            prop_assert_eq!((left.available, left.next_in), (status.available, status.next_in));
+            prop_assert_eq!(status.available, available - 1);
+            available = status.available;
+        }
     }
 }
