@@ -18,7 +18,9 @@ pub struct Status {
     pub limit: u64,
     /// The number of requests for one permit that would succeed right now, one after the other; 0
     /// while requests wait in the queue, and during a pause. While a request waits in an
-    /// [`AllOf`](crate::AllOf), the number of permits that would not delay it.
+    /// [`AllOf`](crate::AllOf), the number of permits that would not delay it. The permits that are
+    /// [kept for a priority](crate::RateLimiter::keep_for_priority) are included, and only requests
+    /// of that priority get them.
     pub available: u64,
     /// The time until a request for one permit would be granted, behind the waiters and the pause:
     /// zero if one is available, and [`Duration::MAX`] for never.

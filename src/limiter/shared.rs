@@ -588,9 +588,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
             let most = line.restraint(visit.rule, line.latest());
-            let kept = line.settings.kept_from(0);
             let status = PolicyStatus {
-                available: status.available.min(most).saturating_sub(kept.into()),
+                available: status.available.min(most),
                 next_at,
                 full_at: line.full_at(visit),
                 ..status
