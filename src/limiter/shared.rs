@@ -530,14 +530,19 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// A window policy, or a part that is one, undoes before the lock is taken, because a log takes
     /// long to undo many permits. No request overtakes meanwhile: while a waiter is in the queue,
     /// every other request takes the lock, and the holder of the lock serves the waiters first. No
-    /// wake-up is lost: the visit that follows serves the waiters with the permits given back.
+    /// wake-up is lost: the visit that follows serves the waiters with the permits given back. If
+    /// nothing wakes some of the waiters, the queue is served before as well.
     pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
         if counts(&self.rule, grant.charge()) {
             // The lock is held only for this reading, because a log takes long to undo.
-            let read = |line: &Line<R, C>| (line.latest(), line.has_unattended());
-            let (latest, has_unattended) = read(&lock(&self.line));
-            let latest = if has_unattended { self.serve_then(|line, _| line.latest()) } else { latest };
+            let (mut latest, has_unattended) = {
+                let line = lock(&self.line);
+                (line.latest(), line.has_unattended())
+            };
+            if has_unattended {
+                latest = self.serve_then(|line, _| line.latest());
+            }
             self.undo_unlocked(grant.charge_mut(), latest, &mut deferred);
         }
         self.serve_then(|line, visit| line.undo_rest(visit, grant));

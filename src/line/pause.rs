@@ -26,7 +26,7 @@
 //! back to the window during the pause. At the end of the pause a [`Pace`] begins: the limiter
 //! behaves as if it were, besides the window, an empty bucket with its rate and its limit. Both
 //! bounds hold until that bucket would be full. At that time the window holds no permit that is
-//! older than the pause.
+//! older than the pause. A change of the terms keeps the permits of that bucket.
 //!
 //! **Each part** of a policy is paused by itself. So in a [`Both`](crate::policy::Both) of a bucket
 //! and a window, the bucket stands still and the window has a pace.

@@ -210,8 +210,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let before = |late: Nanos| Nanos::new(visit.now.as_u64().saturating_sub(late.as_u64()));
         let oldest = match woken_by {
             // A reservation that is not awaited has no timer that could be late: it is charged as
-            // of its time, however long ago. But its time is not before the last check, whose state
-            // did not have the permits.
+            // of its time, however long ago. The queue had no permits for the reservation at the
+            // last check, so the reservation is not charged as of an earlier time.
             WokenBy::Nothing => self.checked,
             // A window policy is charged as of now.
             _ if !visit.rule.catches_up() => visit.now,

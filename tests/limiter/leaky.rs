@@ -6,8 +6,8 @@ use tidegate::{AnyPolicy, Change, LeakyBucket, ManualClock, Pause, Rate, RateLim
 use tokio_test::task::spawn;
 
 /// A request for more permits than a leaky bucket lets through at once waits until that many have
-/// accrued. A change, even to the same rate, and a pause took what had accrued so far: changes that
-/// came more often than that never let it pass.
+/// accrued. The limiter lost these permits at each change, even to the same rate, and in each
+/// pause: changes that came more often than the permits never let the request pass.
 #[test]
 fn a_large_request_keeps_what_has_accrued_for_it() {
     for (line, rates, expected) in [

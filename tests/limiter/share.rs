@@ -28,6 +28,22 @@ fn some_policy() -> impl Strategy<Value = AnyPolicy> {
     })
 }
 
+/// A limiter that keeps some permits, after requests at some times.
+fn keeping(
+    policy: AnyPolicy,
+    steps: &[(u64, u32)],
+    kept: u32,
+) -> (ManualClock, RateLimiter<AnyPolicy, ManualClock>) {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    for (span, n) in steps {
+        clock.advance(Duration::from_nanos(*span));
+        let _ = limiter.try_acquire_many(*n);
+    }
+    limiter.keep_for_priority(kept, 1);
+    (clock, limiter)
+}
+
 proptest! {
     #[test]
     fn retry_after_is_exact_while_a_share_is_kept(
@@ -36,13 +52,7 @@ proptest! {
         n in 1..5u32,
         kept in 1..6u32,
     ) {
-        let clock = ManualClock::new();
-        let limiter = RateLimiter::with_clock(policy, clock.clone());
-        for (span, n) in steps {
-            clock.advance(Duration::from_nanos(span));
-            let _ = limiter.try_acquire_many(n);
-        }
-        limiter.keep_for_priority(kept, 1);
+        let (clock, limiter) = keeping(policy, &steps, kept);
         let Err(Refusal::Limited { retry_after }) = limiter.try_acquire_many(n) else { return Ok(()) };
         if retry_after == Duration::MAX {
             clock.advance(Duration::from_secs(100));
@@ -63,13 +73,7 @@ proptest! {
         steps in vec((0..600 * MS, 1..4u32), 0..20),
         kept in 1..6u32,
     ) {
-        let clock = ManualClock::new();
-        let limiter = RateLimiter::with_clock(policy, clock.clone());
-        for (span, n) in steps {
-            clock.advance(Duration::from_nanos(span));
-            let _ = limiter.try_acquire_many(n);
-        }
-        limiter.keep_for_priority(kept, 1);
+        let (_clock, limiter) = keeping(policy, &steps, kept);
         let mut available = limiter.status().available;
         loop {
             let decision = limiter.try_acquire_many(Request::permits(1).with_left());

@@ -391,8 +391,8 @@ impl Share {
         let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
         let less = less.saturating_add(granted.min(limit.saturating_sub(less)));
         let Numbers::Bucket(numbers) = self.numbers else { return less };
-        // The next step of a bucket may come at once, except in a new share whose store is not
-        // booked ahead.
+        // The bucket may add its next step at once, unless the share is new and the store has no
+        // bookings ahead.
         let steps_soon = self.made < outage.answered || !ahead.is_zero();
         let step = if steps_soon { bucket::step_of(&numbers) } else { 0 };
         less.saturating_add(step).saturating_sub(bucket::missing(&numbers, status, ahead))

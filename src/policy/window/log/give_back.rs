@@ -31,6 +31,15 @@
 //! a later clock, the next giver-back counts them again if its own clock says so: their entries
 //! still exist, because taking one of them again would have raised the time of the head.
 //!
+//! # Refunds
+//!
+//! A refund names no grant, and gives back the oldest permits that count: it raises the floor above
+//! them. Some of them may be permits of a grant that is undone later. Without that grant the refund
+//! would have given back the next oldest permits that were there, if there were any. So the books
+//! have the refunds of a window, and such an undoing raises the floor above those permits. A permit
+//! that was granted after the refund was not there: the refund may have been for a permit that no
+//! longer counted, and then gives nothing back.
+//!
 //! # Copies
 //!
 //! A ring has spare entries for an eighth of the room. When half as many permits are undone, a copy

@@ -287,7 +287,7 @@ impl Ledger {
             report.available >= (account.terms.limit / 10).max(1)
         };
         if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
-            // Not overloaded for a request either that has an earlier clock reading.
+            // A request with an earlier clock reading finds no overload either.
             state.overloaded_till = Nanos::ZERO;
             self.patience.open();
         }
