@@ -168,7 +168,8 @@ impl ManualClock {
     /// sleep's waker.
     fn pass_next(&self, target: Nanos) -> Option<Waker> {
         let mut shared = self.lock();
-        let due = shared.sleepers.first_entry().filter(|first| first.key().0 <= target)?;
+        let is_due = |at: Nanos| at <= target && at < Nanos::MAX;
+        let due = shared.sleepers.first_entry().filter(|first| is_due(first.key().0))?;
         let ((at, _), waker) = due.remove_entry();
         shared.now = shared.now.max(at);
         Some(waker)
@@ -238,7 +239,7 @@ impl ManualSleep {
     /// covers the check and the registration, so no advance can happen between them.
     fn register(&mut self, waker: Waker) -> Option<Waker> {
         let mut shared = self.clock.lock();
-        if self.at <= shared.now {
+        if self.at <= shared.now && self.at < Nanos::MAX {
             return Some(waker);
         }
         let key = (self.at, shared.next_id);

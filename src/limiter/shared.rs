@@ -395,6 +395,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ) -> (MutexGuard<'a, Line<R, C>>, Nanos) {
         loop {
             let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
+            // The last time is never: no request that waits until then is due.
+            let now = now.min(Nanos::new(u64::MAX - 1));
             let begun = deferred.run_with(|deferred| self.begin_visit(&mut line, now, deferred));
             if begun.unwrap_or(true) {
                 return (line, now);

@@ -1,6 +1,7 @@
 //! Arguments at the limits of their types, and other extremes. Each was once a panic, a hang or a
 //! free permit.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use tidegate::policy::Policy;
@@ -8,6 +9,9 @@ use tidegate::{
     AnyPolicy, Change, FixedWindow, Keep, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter,
     SlidingEstimate, SlidingLog, SlidingWindow, TokenBucket,
 };
+
+use tokio_test::assert_pending;
+use tokio_test::task::spawn;
 
 const T: Nanos = Nanos::new(1_000_000_000);
 
@@ -172,5 +176,62 @@ fn a_burst_is_a_burst_at_any_rate() {
                 assert!(taken <= burst, "{taken} of {burst} after a change to {rate}/s by {each}");
             }
         }
+    }
+}
+
+/// Bug: a bucket that was made at a rate of zero had a tolerance of some 60 permits a second.
+#[test]
+fn a_tolerance_holds_no_permits_at_a_rate_of_zero() {
+    let day = Duration::from_secs(86_400);
+    let new = |rate| TokenBucket::new(rate, 4).tolerance(day).expect("fits");
+    let takes = |policy: &TokenBucket, state: &_| {
+        (0..10).take_while(|_| policy.try_acquire(state, T, 1).is_ok()).count()
+    };
+    let made = new(Rate::ZERO);
+    assert_eq!(takes(&made, &made.start(T)), 4);
+    let changed = new(Rate::per_second(3));
+    let state = changed.start(T);
+    changed.set_rate(&state, T, Rate::ZERO);
+    assert_eq!(takes(&changed, &state), 4);
+    changed.set_rate(&state, T, Rate::per_second(3));
+    assert_eq!(takes(&changed, &state), 0);
+}
+
+/// Bug: at a rate of zero a request was told the time at which earlier permits would be paid for.
+#[test]
+fn nothing_is_due_at_a_rate_of_zero() {
+    for text in ["smooth_bursty 10/s", "smooth_warming_up 10/s warm_up 1s"] {
+        let policy: AnyPolicy = text.parse().expect("a policy");
+        let state = policy.start(T);
+        policy.try_acquire(&state, T, 6).expect("the first one");
+        policy.set_rate(&state, T, Rate::ZERO);
+        let refusal = policy.try_acquire(&state, T, 1).expect_err("a debt");
+        assert_eq!(refusal.retry_after(), None, "{text}");
+        policy.set_rate(&state, T, Rate::per_second(10));
+        assert!(policy.try_acquire(&state, T, 1).expect_err("a debt").retry_after().is_some(), "{text}");
+    }
+}
+
+/// Bug: when the clock showed the last time, requests that are never due kept their thread busy.
+#[test]
+fn a_clock_at_its_last_time_lets_requests_wait() {
+    for text in
+        ["token_bucket 1/s burst 1", "smooth_bursty 1/s max_burst 0s", "fixed_window 1/s", "sliding_log 1/s"]
+    {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+        limiter.try_acquire().expect("the first one");
+        let mut waits: Vec<_> = (0..2).map(|_| spawn(limiter.acquire())).collect();
+        for wait in &mut waits {
+            assert_pending!(wait.poll());
+        }
+        clock.jump(Duration::MAX);
+        let granted = waits.iter_mut().filter_map(|wait| match wait.poll() {
+            Poll::Ready(granted) => Some(granted.expect("a grant")),
+            Poll::Pending => None,
+        });
+        assert!(granted.count() <= 1, "{text}");
+        assert_eq!(limiter.reserve(1).expect("a seat").due_in(), Duration::MAX, "{text}");
+        assert_pending!(spawn(limiter.acquire()).poll());
     }
 }

@@ -119,7 +119,9 @@ impl Terms {
                         .min(interval.worth(1).saturating_sub(1))
                 }
             };
-        at_once.saturating_add(slack).saturating_add(self.tolerance)
+        // No permits accrue in the tolerance at a rate of zero.
+        let tolerance = if self.rate.is_zero() { 0 } else { self.tolerance };
+        at_once.saturating_add(slack).saturating_add(tolerance)
     }
 
     pub(super) fn changed(self, change: Change) -> Terms {

@@ -336,7 +336,7 @@ impl Policy for SmoothBursty {
         let tick = ticks::from_nanos(at);
         update(&state.zero, |zero| {
             if zero > tick {
-                return Err(zero);
+                return Err(if self.rate.is_zero() { ticks::NEVER } else { zero });
             }
             // Computed only here: a refusal needs neither.
             let granted = grant(zero, self.floor(tick), self.rate.price(n));

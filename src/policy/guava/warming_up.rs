@@ -348,11 +348,11 @@ impl SmoothWarmingUp {
     /// it calls for a warm limiter, so that a charge is not copied.
     #[inline(always)]
     fn step(&self, word: Word, at: u64, n: u32, interval: Interval) -> Result<(Word, WarmingUpCharge), u64> {
-        if word.next > at {
-            return Err(word.next);
-        }
         if interval.is_zero() {
             return Err(ticks::NEVER);
+        }
+        if word.next > at {
+            return Err(word.next);
         }
         Ok(self.charge(word, at, n, interval))
     }
