@@ -270,6 +270,11 @@ do
       return l.booked + lasts
     end,
 
+    -- Returns whether a full state is better than a new one.
+    lingers = function(l)
+      return l.terms[10] > 0
+    end,
+
     value = function(l)
       local peaks = l.peaks
       local spent, ahead = l.spent, ''

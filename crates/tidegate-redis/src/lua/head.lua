@@ -137,8 +137,9 @@ local MAX_RUN_BYTES = 163840
 local DECADE = 315576000 * 1000000
 -- No key is kept for longer, however negative its balance is.
 local CENTURY = 10 * DECADE
--- A limit is kept for this much longer than the wait in the reply.
-local LINGER = 10 * 1000000
+-- A limit is kept for this much longer than the wait in the reply, if its key would not be there
+-- this long after it.
+local LINGER, SLACK = 10 * 1000000, 1000000
 -- A request may ask again this much later than the time in the reply.
 local TRIP = 100 * 1000
 local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5

@@ -226,7 +226,12 @@ local function write_changed()
       -- The first whole millisecond after the limit's end, but always in the future.
       local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
       if is_real then
-        call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
+        local millis = floor(ends / 1000) + 1
+        -- A key that is kept for a refused request stays so long, whatever others change.
+        if l.value and l.kind.lingers and l.kind.lingers(l) then
+          millis = max(millis, floor(now / 1000) + call('PTTL', l.key))
+        end
+        call('SET', l.key, value, 'PXAT', ('%d'):format(millis))
       else
         call('SET', l.key, value, 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000))
       end

@@ -404,6 +404,41 @@ fn a_key_expires_when_it_is_as_good_as_new() {
     }
 }
 
+/// Regression: a key expired at the very time at which a refused request was due, or much earlier,
+/// if others changed the limit in between. The request began to wait anew.
+#[test]
+fn a_key_is_kept_for_a_refused_request_whatever_others_change() {
+    let Some(mut store) = Store::new() else { return };
+    let longest = Duration::from_secs(100);
+    for (line, large) in [
+        ("leaky_bucket 1/s", 11),
+        ("leaky_bucket 100/s", 1001),
+        ("token_bucket 1/s burst 60 start_with 1", 60),
+    ] {
+        for others in [
+            Operation::Debit,
+            Operation::Pause { span: Duration::from_millis(1), keep_permits: true },
+            Operation::Reserve { longest, shadow: false },
+            Operation::Refund { due: 0 },
+        ] {
+            let limit = Limit::new(line);
+            let script = Script::shared([limit.terms.kind()]);
+            let mut call = |operation, permits| {
+                let command = command(&script, operation, None, &[limit.part(permits, &[])]);
+                Reply::read(store.query(&script, &command), 1).expect("a reply")
+            };
+            call(Operation::Reset, 1);
+            call(TRY, 1);
+            let told = call(TRY, large);
+            assert_eq!(told.answer, Answer::Refused, "{line}");
+            call(others, 1);
+            let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            let left = Duration::from_millis(ttl.try_into().expect("an expiry"));
+            assert!(left > told.wait + Duration::from_secs(5), "{line}, {others:?}: {left:?}, {told:?}");
+        }
+    }
+}
+
 /// By the server's own time, without a time that is set.
 #[test]
 fn every_key_expires_and_an_idle_store_is_empty() {
