@@ -34,7 +34,7 @@ impl<P: Policy, C: Timer> SettleableGrant<P, C> {
             line.make_final(id);
             if used > *n {
                 policy.debit(state, line.latest(), used - *n);
-                line.debited();
+                line.debited(used - *n);
                 shared.retime(line, visit);
             }
         });

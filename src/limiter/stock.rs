@@ -19,7 +19,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         self.serve_then(|line, visit| {
             let Single { policy, state } = &self.rule;
             policy.debit(state, line.latest().saturating_add(ahead), n);
-            line.debited();
+            line.debited(n);
             self.retime(line, visit);
         });
     }
@@ -37,7 +37,16 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         self.serve_then(|line, visit| {
             line.stock_at_most(&self.rule, permits);
             let Single { policy, state } = &self.rule;
-            let taken = policy.keep_at_most(state, visit.now, permits);
+            // In a pause its stock is lowered instead. After a pause its pace withholds permits.
+            let withheld = match line.is_paused() {
+                true => 0,
+                false => {
+                    let most = line.restraint(&self.rule, line.latest());
+                    policy.status(state, visit.now).available.saturating_sub(most)
+                }
+            };
+            let taken = policy.keep_at_most(state, visit.now, permits.saturating_add(withheld));
+            line.count_in_pace(taken);
             if taken > 0 {
                 self.retime(line, visit);
             }

@@ -198,7 +198,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Gives back `permits` permits, part by part, and notes the level that `refund` leaves.
     pub(crate) fn refund(&mut self, rule: &R, permits: u32, refund: impl FnMut(usize) -> u64) {
         self.memo.set(None);
-        self.stock_grows(permits.into());
+        self.give_back_unassigned(permits.into());
         let at = self.latest;
         self.undo_log.refund(|part| rule.full_level(at, part), refund);
     }
@@ -222,8 +222,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Notes that permits were charged that cannot be undone.
-    pub(crate) fn debited(&mut self) {
+    pub(crate) fn debited(&mut self, permits: u32) {
         self.memo.set(None);
+        self.charge_unassigned(permits.into());
         self.undo_log.touch();
     }
 }

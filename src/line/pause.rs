@@ -306,7 +306,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Counts permits that were granted.
-    pub(super) fn count_in_pace(&mut self, permits: u64) {
+    pub(crate) fn count_in_pace(&mut self, permits: u64) {
         for pace in &mut self.settings.paces {
             pace.granted = pace.granted.saturating_add(permits);
         }
@@ -326,10 +326,21 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Counts permits that are given back and belong to no grant.
-    pub(super) fn stock_grows(&mut self, permits: u64) {
+    pub(super) fn give_back_unassigned(&mut self, permits: u64) {
         for stock in self.settings.pause.iter_mut().flat_map(|pause| &mut pause.stocks) {
             stock.permits = stock.permits.saturating_add(permits);
         }
+        for pace in &mut self.settings.paces {
+            pace.granted = pace.granted.saturating_sub(permits);
+        }
+    }
+
+    /// Counts permits that are charged and belong to no grant.
+    pub(super) fn charge_unassigned(&mut self, permits: u64) {
+        for stock in self.settings.pause.iter_mut().flat_map(|pause| &mut pause.stocks) {
+            stock.permits = stock.permits.saturating_sub(permits);
+        }
+        self.count_in_pace(permits);
     }
 
     /// Limits the available permits to `permits`. The part that has the fewest keeps `permits`, and

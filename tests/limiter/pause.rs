@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::{
-    AnyPolicy, Clock, Grant, Keep, ManualClock, Nanos, Pause, Rate, RateLimiter, Request, TokenBucket,
+    AnyPolicy, Clock, Grant, Keep, ManualClock, Nanos, Pause, Rate, RateLimiter, Refusal, Request,
+    TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -630,5 +631,71 @@ fn a_reservation_that_is_not_checked_is_charged_as_of_the_end_of_a_pause() {
         let _due = limiter.reserve(5).expect("a reservation");
         clock.advance(SECOND + 500 * MS);
         assert_eq!(limiter.status().available, 15, "{policy}");
+    }
+}
+
+/// Bug: after a pause of a window policy, permits that were charged or given back without a request
+/// were not counted, and `keep_at_most` took permits that were not available.
+#[test]
+fn after_a_pause_charges_and_refunds_without_a_request_count() -> Result<(), Refusal> {
+    for text in [
+        "token_bucket 10/s burst 10",
+        "fixed_window 10/s",
+        "sliding_window 10/s cells 4",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s",
+    ] {
+        let policy: AnyPolicy = text.parse().expect("a policy");
+        let paused = || {
+            let clock = ManualClock::new();
+            let limiter = RateLimiter::with_clock(policy.clone(), clock.clone());
+            clock.advance(100 * MS);
+            limiter.pause_for(100 * MS);
+            clock.advance(300 * MS);
+            assert_eq!(limiter.status().available, 2, "{text}");
+            (limiter, clock)
+        };
+        let available = |limiter: &RateLimiter<_, _>| limiter.status().available;
+
+        let (limiter, clock) = paused();
+        limiter.debit(2);
+        let mut granted = 0;
+        for _ in 0..7 {
+            granted += (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
+            clock.advance(100 * MS);
+        }
+        assert_eq!(granted, 6, "{text}: two of eight are debited");
+
+        let (limiter, _) = paused();
+        let mut reservation = limiter.reserve(1)?;
+        assert!(reservation.claim(), "{text}");
+        reservation.settle(2);
+        assert_eq!(available(&limiter), 0, "{text}");
+
+        let (limiter, _) = paused();
+        limiter.try_acquire_many(2)?;
+        assert_eq!(limiter.keep_at_most(0), 0, "{text}");
+        limiter.refund(2);
+        assert_eq!(available(&limiter), 2, "{text}");
+        assert_eq!(limiter.keep_at_most(1), 1, "{text}");
+        assert_eq!((limiter.drain(), available(&limiter)), (1, 0), "{text}");
+        assert_eq!(limiter.status().next_in, 100 * MS, "{text}");
+    }
+    Ok(())
+}
+
+/// Bug: in a pause of a window policy a debit counted in the window, and not for the permits with
+/// which the limiter continues.
+#[test]
+fn a_debit_in_a_pause_lowers_the_permits_after_it() {
+    for text in ["token_bucket 10/s burst 10", "fixed_window 10/s", "sliding_log 10/s"] {
+        let clock = ManualClock::new();
+        let policy: AnyPolicy = text.parse().expect("a policy");
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        limiter.pause_for(5 * SECOND);
+        limiter.debit(4);
+        clock.advance(2 * SECOND);
+        limiter.resume();
+        assert_eq!(limiter.status().available, 6, "{text}");
     }
 }
