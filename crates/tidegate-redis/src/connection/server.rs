@@ -1,7 +1,7 @@
 //! A server, and the connection to it, which is made anew after a failure.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -24,8 +24,11 @@ use crate::script::Script;
 use crate::share::Silence;
 
 /// The maximum duration of an attempt to connect. Calls do not wait for it beyond their own
-/// deadline.
-const CONNECTING: Duration = Duration::from_secs(5);
+/// deadline. It begins short, because a connection that was begun while the server was away may
+/// stay silent when the server is back, and doubles after each attempt that took too long: a slow
+/// handshake succeeds in the end.
+const CONNECTING: Duration = Duration::from_secs(1);
+const LONGEST_CONNECTING: Duration = Duration::from_secs(5);
 
 /// A server with one connection, which all calls share.
 #[derive(Default)]
@@ -40,6 +43,8 @@ pub(crate) struct Server {
     /// With the number of the connection, so that a call drops the connection that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     connecting: Arc<Attempts>,
+    /// The number of attempts that took too long, since one that did not.
+    slow_attempts: AtomicU32,
     /// Drops the connection when the sentinels report another primary.
     watch: Mutex<JoinSet<()>>,
     /// The number of connections made.
@@ -152,7 +157,10 @@ impl Server {
         {
             return Err(rest.failure.clone());
         }
-        let made = tokio::time::timeout(CONNECTING, self.wire.connect()).await;
+        let slow = self.slow_attempts.load(Ordering::Relaxed);
+        let longest = CONNECTING.saturating_mul(1 << slow.min(8)).min(LONGEST_CONNECTING);
+        let made = tokio::time::timeout(longest, self.wire.connect()).await;
+        self.slow_attempts.store(if made.is_err() { slow + 1 } else { 0 }, Ordering::Relaxed);
         let made = made.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())));
         *lock(&self.rest) = match &made {
             Err(failure @ Failure::Misconfigured(_)) => {
@@ -282,6 +290,7 @@ mod tests {
     use crate::connection::Address;
 
     /// A server that accepts connections and sends nothing would hold up all calls for ever.
+    /// Regression: each attempt held up all calls for five seconds.
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_ends() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -289,7 +298,11 @@ mod tests {
         let Ok(Address::Server(node)) = Address::read(&url, None) else { panic!("no server") };
         let server = Server::new(Wire::Server { node, key: None });
         let (ping, sent) = (redis::cmd("PING"), Sent::default());
-        let call = tokio::time::timeout(2 * CONNECTING, server.attempt(&ping, false, &sent));
-        assert!(matches!(call.await, Ok(Err((Meaning::NotConnected, _)))));
+        for seconds in [1, 2, 4, 5, 5] {
+            let began = tokio::time::Instant::now();
+            let call = tokio::time::timeout(2 * LONGEST_CONNECTING, server.attempt(&ping, false, &sent));
+            assert!(matches!(call.await, Ok(Err((Meaning::NotConnected, _)))));
+            assert_eq!(began.elapsed().as_secs(), seconds);
+        }
     }
 }
