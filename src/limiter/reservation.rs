@@ -215,7 +215,6 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 ///
 /// With the default clock, if it must wait in a tokio runtime whose time driver is disabled; or if
 /// it is polled again after it was refused.
-/// again after it was refused panics.
 impl<P: Policy, C: Timer> Future for Reservation<P, C> {
     type Output = Result<Grant, Refusal>;
 

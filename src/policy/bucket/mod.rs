@@ -21,7 +21,6 @@
 //! the bucket. The word stays a time on the common clock: a decision converts it to the bucket's
 //! step clock, and converts the result back. If no tokens accrue, the bucket's step clock stands
 //! still.
-//! still.
 //!
 //! # State word
 //!
