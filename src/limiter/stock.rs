@@ -3,7 +3,7 @@
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::shared::Shared;
-use crate::line::rule::Single;
+use crate::line::rule::{Rule, Single};
 use crate::policy::{Change, Policy};
 use crate::time::Nanos;
 

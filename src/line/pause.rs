@@ -51,6 +51,7 @@ use crate::line::undo_log::PerPart;
 use crate::line::{Line, WokenBy};
 use crate::policy::interval::Interval;
 use crate::policy::{Forecast, ticks};
+use crate::rate::Rate;
 use crate::time::Nanos;
 
 /// What a pause must still do.
@@ -99,7 +100,7 @@ pub(crate) struct Pace {
 impl PauseState {
     fn new<R: Rule>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> PauseState {
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
-        let stocks = counting.map(|part| Stock { part, permits: rule.available(part, begin) }).collect();
+        let stocks = counting.map(|part| Stock { part, permits: available(rule, part, begin) }).collect();
         PauseState { since, keeps_permits, stocks }
     }
 
@@ -196,7 +197,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Leaves each part empty that can stand still. The permits that earlier grants took are spent
     /// as well: these grants give back no more than the negative balance beyond that.
     fn spend_stock(&mut self, rule: &R, at: Nanos) {
-        self.pause_parts(rule, Standstill::end(at), |part| rule.empty_level(at, part));
+        self.pause_parts(rule, Standstill::end(at), |part| {
+            rule.of_part(None, part, |part| part.empty_level(at))
+        });
     }
 
     /// Pauses each part, and notes the levels that it leaves and the room above `full`.
@@ -261,7 +264,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.memo.set(None);
         if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_permits) {
             for Stock { part, permits } in pause.stocks {
-                rule.keep_permits(part, self.latest, permits);
+                rule.of_part(None, part, |part| part.keep_at_most(self.latest, permits));
             }
         }
         paused
@@ -317,11 +320,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
     pub(super) fn uncount(&mut self, rule: &R, charge: &R::Charge, number: u64) {
         if let Some(pause) = &mut self.settings.pause {
             for Stock { part, permits } in &mut pause.stocks {
-                *permits = permits.saturating_add(rule.permits_of(charge, *part));
+                *permits = permits.saturating_add(permits_of(rule, charge, *part));
             }
         }
         for pace in self.settings.paces.iter_mut().filter(|pace| number >= pace.number) {
-            pace.granted = pace.granted.saturating_sub(rule.permits_of(charge, pace.part));
+            pace.granted = pace.granted.saturating_sub(permits_of(rule, charge, pace.part));
         }
     }
 
@@ -348,7 +351,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     pub(crate) fn stock_at_most(&mut self, rule: &R, permits: u64) {
         let Some(pause) = &mut self.settings.pause else { return };
         let still = (0..R::PARTS).filter(|part| rule.stands_still(*part));
-        let still = still.map(|part| rule.available(part, self.latest));
+        let still = still.map(|part| available(rule, part, self.latest));
         let fewest = still.chain(pause.stocks.iter().map(|stock| stock.permits)).min().unwrap_or(0);
         for stock in &mut pause.stocks {
             stock.permits = stock.permits.saturating_sub(fewest.saturating_sub(permits));
@@ -357,7 +360,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Returns the interval between two permits of each pace, and how many permits it allows now.
     pub(super) fn terms_of_paces(&self, rule: &R) -> Vec<(Interval, u64)> {
-        let terms = |pace: &Pace| (rule.interval(pace.part), pace.available(rule, self.latest));
+        let terms = |pace: &Pace| (pace.interval(rule), pace.available(rule, self.latest));
         self.settings.paces.iter().map(terms).collect()
     }
 
@@ -368,10 +371,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let (now, mut anew) = (self.latest, Vec::new());
         for (pace, (old, available)) in self.settings.paces.iter_mut().zip(before) {
             if rule.stands_still(pace.part) {
-                rule.keep_permits(pace.part, now, *available);
+                rule.of_part(None, pace.part, |part| part.keep_at_most(now, *available));
                 continue;
             }
-            let new = rule.interval(pace.part);
+            let new = pace.interval(rule);
             let has_no_permits = |interval: Interval| interval.is_unlimited() || interval.is_zero();
             if has_no_permits(*old) || has_no_permits(new) {
                 // Permits of the one are not worth permits of the other.
@@ -428,10 +431,27 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 }
 
+/// Returns the permits that are available in a part.
+fn available<R: Rule>(rule: &R, part: usize, now: Nanos) -> u64 {
+    rule.of_part(None, part, |part| part.status(now).available)
+}
+
+/// Returns how many permits a grant took of a window part; see
+/// [`Policy::permits`](crate::Policy::permits).
+fn permits_of<R: Rule>(rule: &R, charge: &R::Charge, part: usize) -> u64 {
+    rule.of_part(Some(charge), part, |part| part.permits()).into()
+}
+
 impl Pace {
+    /// Returns the time between two permits of the part.
+    fn interval<R: Rule>(self, rule: &R) -> Interval {
+        let interval = rule.of_part(None, self.part, |part| Some(part.interval()));
+        interval.unwrap_or(Interval::new(Rate::UNLIMITED))
+    }
+
     /// Returns when the part would be full, as far as the pace determines.
     pub(super) fn ends<R: Rule>(self, rule: &R) -> Nanos {
-        rule.spaced_until(self.part, self.began)
+        rule.of_part(None, self.part, |part| part.spaced_until(self.began))
     }
 
     fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
@@ -442,7 +462,9 @@ impl Pace {
     fn available<R: Rule>(self, rule: &R, at: Nanos) -> u64 {
         match self.is_over(rule, at) {
             true => u64::MAX,
-            false => rule.accrued_between(self.part, self.from, at).saturating_sub(self.granted),
+            false => rule
+                .of_part(None, self.part, |part| part.accrued_between(self.from, at))
+                .saturating_sub(self.granted),
         }
     }
 
@@ -455,7 +477,8 @@ impl Pace {
     /// `kept` permits.
     pub(super) fn due<R: Rule>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
         let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
-        rule.accrued_at(self.part, self.from, permits.saturating_add(kept.into())).min(self.ends(rule))
+        let permits = permits.saturating_add(kept.into());
+        rule.of_part(None, self.part, |part| part.accrued_at(self.from, permits)).min(self.ends(rule))
     }
 }
 

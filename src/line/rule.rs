@@ -9,10 +9,8 @@ use crate::error::Refusal;
 use crate::line::deferred::Deferred;
 use crate::line::pause::Standstill;
 use crate::line::sizes::Sizes;
-use crate::policy::interval::Interval;
 use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
-use crate::rate::Rate;
 use crate::time::Nanos;
 
 /// Decides about requests. The queue adds the waiting.
@@ -155,52 +153,22 @@ pub(crate) trait Rule: Send + Sync + 'static {
         kept: u32,
     ) -> Nanos;
 
-    /// Returns until when a part that must space its grants since `from` does so: until its limit
-    /// has accrued.
-    fn spaced_until(&self, part: usize, from: Nanos) -> Nanos {
-        let _ = part;
-        from
-    }
-
-    /// Returns when `permits` permits have accrued since `from`, one interval apart.
-    fn accrued_at(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
-        let _ = (part, permits);
-        from
-    }
-
-    /// Returns how many permits accrue between two times, one interval apart.
-    fn accrued_between(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
-        let _ = (part, from, to);
-        u64::MAX
-    }
-
-    /// Returns the time between two permits of a part.
-    fn interval(&self, part: usize) -> Interval {
-        let _ = part;
-        Interval::new(Rate::UNLIMITED)
-    }
-
     /// Returns how many permits requests of this total weight ask for, or a few more.
     fn permits_in(&self, ahead: &Self::Ahead) -> u64 {
         let _ = ahead;
         0
     }
 
-    /// Returns the permits that are available in a part.
-    fn available(&self, part: usize, now: Nanos) -> u64 {
-        let _ = (part, now);
-        u64::MAX
-    }
-
-    /// Takes the permits of a part that are available beyond `permits`.
-    fn keep_permits(&self, part: usize, now: Nanos, permits: u64) {
-        let _ = (part, now, permits);
-    }
-
-    /// Returns how many permits a grant took of a window part; see [`Policy::permits`].
-    fn permits_of(&self, charge: &Self::Charge, part: usize) -> u64 {
-        let _ = (charge, part);
-        0
+    /// Calls `ask` with one part of the policy, and with what a grant took of it. A composite does
+    /// not call it: its only part stands still, and its members space their own grants.
+    fn of_part<T: Default>(
+        &self,
+        charge: Option<&Self::Charge>,
+        part: usize,
+        ask: impl FnOnce(&dyn Part) -> T,
+    ) -> T {
+        let _ = (charge, part, ask);
+        T::default()
     }
 
     /// See [`Policy::PARTS`].
@@ -235,12 +203,6 @@ pub(crate) trait Rule: Send + Sync + 'static {
 
     /// See [`Policy::full_level`].
     fn full_level(&self, now: Nanos, part: usize) -> u64;
-
-    /// Returns the level of a part that a pause left empty at this time, or more.
-    fn empty_level(&self, at: Nanos, part: usize) -> u64 {
-        let _ = (at, part);
-        0
-    }
 
     /// See [`Policy::level_unit`].
     fn level_unit(&self, part: usize) -> (u64, u64);
@@ -355,26 +317,6 @@ impl<P: Policy> Single<P> {
     #[cfg(feature = "keyed")]
     pub(crate) fn into_parts(self) -> (P, P::State) {
         (self.policy, self.state.0)
-    }
-
-    /// Calls `ask` with one part of the policy.
-    #[inline]
-    pub(crate) fn of_part<T: Default>(
-        &self,
-        charge: Option<P::Charge>,
-        index: usize,
-        ask: impl FnOnce(&dyn Part) -> T,
-    ) -> T {
-        let (mut ask, mut answer, mut at) = (Some(ask), T::default(), 0);
-        self.policy.each_part(&self.state, charge, &mut |part| {
-            if at == index
-                && let Some(ask) = ask.take()
-            {
-                answer = ask(part);
-            }
-            at += 1;
-        });
-        answer
     }
 
     pub(crate) fn status(&self, at: Nanos) -> PolicyStatus {
@@ -534,38 +476,28 @@ impl<P: Policy> Rule for Single<P> {
         if P::PARTS > 1 { due.max(ready_at()) } else { due }
     }
 
-    fn spaced_until(&self, part: usize, from: Nanos) -> Nanos {
-        self.of_part(None, part, |part| part.spaced_until(from))
-    }
-
-    fn accrued_at(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
-        self.of_part(None, part, |part| part.accrued_at(from, permits))
-    }
-
-    fn accrued_between(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
-        self.of_part(None, part, |part| part.accrued_between(from, to))
-    }
-
-    fn interval(&self, part: usize) -> Interval {
-        let rate = self.of_part(None, part, |part| Some(part.rate()));
-        Interval::new(rate.unwrap_or(Rate::UNLIMITED))
-    }
-
     fn permits_in(&self, ahead: &u128) -> u64 {
         let one = u128::from(self.policy.weight(1)).max(1);
         u64::try_from(ahead.div_ceil(one)).unwrap_or(u64::MAX)
     }
 
-    fn available(&self, part: usize, now: Nanos) -> u64 {
-        self.of_part(None, part, |part| part.status(now).available)
-    }
-
-    fn keep_permits(&self, part: usize, now: Nanos, permits: u64) {
-        self.of_part(None, part, |part| part.keep_at_most(now, permits));
-    }
-
-    fn permits_of(&self, charge: &P::Charge, part: usize) -> u64 {
-        self.of_part(Some(*charge), part, |part| part.permits()).into()
+    #[inline]
+    fn of_part<T: Default>(
+        &self,
+        charge: Option<&P::Charge>,
+        index: usize,
+        ask: impl FnOnce(&dyn Part) -> T,
+    ) -> T {
+        let (mut ask, mut answer, mut at) = (Some(ask), T::default(), 0);
+        self.policy.each_part(&self.state, charge.copied(), &mut |part| {
+            if at == index
+                && let Some(ask) = ask.take()
+            {
+                answer = ask(part);
+            }
+            at += 1;
+        });
+        answer
     }
 
     const PARTS: usize = P::PARTS;
@@ -588,21 +520,17 @@ impl<P: Policy> Rule for Single<P> {
         most: u64,
         _deferred: &mut Deferred,
     ) -> u64 {
-        self.of_part(Some(*charge), part, |part| part.undo(now, most))
+        self.of_part(Some(charge), part, |part| part.undo(now, most))
     }
 
     #[inline]
     fn moved(&self, charge: &P::Charge, part: usize) -> Option<(u64, u64)> {
-        self.of_part(Some(*charge), part, |part| part.moved())
+        self.of_part(Some(charge), part, |part| part.moved())
     }
 
     #[inline]
     fn full_level(&self, now: Nanos, part: usize) -> u64 {
         self.of_part(None, part, |part| part.full_level(now))
-    }
-
-    fn empty_level(&self, at: Nanos, part: usize) -> u64 {
-        self.of_part(None, part, |part| part.empty_level(at))
     }
 
     fn level_unit(&self, part: usize) -> (u64, u64) {

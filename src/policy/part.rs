@@ -64,14 +64,19 @@ impl dyn Part + '_ {
 
     /// Returns the time at which `permits` permits have accrued since `from`, one interval apart.
     pub(crate) fn accrued_at(&self, from: Nanos, permits: u64) -> Nanos {
-        let price = Interval::new(self.rate()).price(u32::try_from(permits).unwrap_or(u32::MAX));
+        let price = self.interval().price(u32::try_from(permits).unwrap_or(u32::MAX));
         ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
     }
 
     /// Returns how many permits have accrued between two times, one interval apart.
     pub(crate) fn accrued_between(&self, from: Nanos, to: Nanos) -> u64 {
         let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
-        Interval::new(self.rate()).permits_in(span)
+        self.interval().permits_in(span)
+    }
+
+    /// Returns the time between two permits.
+    pub(crate) fn interval(&self) -> Interval {
+        Interval::new(self.rate())
     }
 }
 
