@@ -42,7 +42,7 @@ use crate::limiter::settle::SettleableGrant;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
-use crate::line::grants::{Tracked, Undoable};
+use crate::line::grants::{Made, Undoable};
 use crate::line::position::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::Single;
@@ -352,11 +352,11 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             // take. Acquire: the take finds the state with all refunds that the number counts.
             let undo_number = shared.undo_number.load(Ordering::Acquire);
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
-            charge.map(|charge| Undoable::Since(charge, undo_number))
+            charge.map(|charge| Undoable::since(charge, undo_number))
         } else {
             shared.serve_then(|line, visit| {
                 let (_, charge) = line.try_take(visit, Demand { ask: &n, priority }, 0)?;
-                Ok(Undoable::Tracked(line.track(visit.rule, charge)))
+                Ok(line.track(visit.rule, charge).into())
             })
         };
         let grant = match taken {
@@ -366,12 +366,12 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             Err(refusal) => return Err(refusal),
         };
         if let Some(left) = left {
-            *left = Some(shared.left(grant.charge()));
+            *left = Some(shared.left(&grant.charge));
         }
         // The rest may call user code, which may panic: then this take is undone as well.
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
-            if let Undoable::Tracked(Tracked { id, .. }) = grant {
+            if let Made::Tracked(id) = grant.made {
                 lock(&shared.line).make_final(id);
             }
             return Ok(());
@@ -541,7 +541,7 @@ impl<P: Policy, C: Timer> MemberGrant for SettleableGrant<P, C> {
         // Without the member's lock, like `Shared::undo`.
         shared.undo_unlocked(&mut grant.charge, latest, deferred);
         let (mut line, now) = shared.lock_for_composite(deferred);
-        line.undo_rest(&mut shared.visit_at(now, deferred), Undoable::Tracked(grant));
+        line.undo_rest(&mut shared.visit_at(now, deferred), grant.into());
         shared.unlock_and_recheck(line, true, 0, deferred);
     }
 

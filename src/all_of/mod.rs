@@ -163,7 +163,7 @@ use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::answer::{Admitted, Receipt};
-use crate::line::grants::{GrantKind, Granted};
+use crate::line::grants::GrantKind;
 use crate::line::visit::Demand;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -710,7 +710,7 @@ impl<C: Timer> AllOf<C> {
 fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, receipt: Receipt<AllCharge>) -> AllPermits {
     let Receipt { waited, granted } = receipt;
     let (n, took) = if granted.is_some() { (ask.others, true) } else { (0, false) };
-    let charge = granted.map(Granted::into_charge).unwrap_or_default();
+    let charge = granted.map(|granted| granted.charge).unwrap_or_default();
     let left = (ask.wants_left && took).then(|| left(of, &charge));
     let AllCharge { taken, permits, .. } = charge;
     // From here on the grant cannot be undone.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
-use crate::line::grants::{Tracked, Undoable};
+use crate::line::grants::Tracked;
 use crate::line::rule::Single;
 use crate::policy::Policy;
 use crate::sync::lock;
@@ -27,7 +27,7 @@ impl<P: Policy, C: Timer> SettleableGrant<P, C> {
         if used < *n
             && let Some(charge) = policy.unspent(charge, *n, used)
         {
-            shared.undo(Undoable::Tracked(Tracked { charge, id }));
+            shared.undo(Tracked { charge, id }.into());
             return;
         }
         shared.serve_then(|line, visit| {

@@ -111,7 +111,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let word = self.gate_word.load();
         if word.is_clear() {
             let charge = self.take_without_lock(word, self.clock.now(), demand.ask)?;
-            return Ok(Some(Granted::Final(charge)));
+            return Ok(Some(Granted { charge, id: None }));
         }
         self.try_as_many(demand, 0, GrantKind::Final).map(|(_, granted)| granted)
     }
@@ -130,7 +130,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let taken = self.or_report_cancelled(demand.ask, || match kind {
             GrantKind::Final if word.needs_no_lock() => self
                 .take_as_many(word, self.clock.now(), demand.ask, most)
-                .map(|(ask, charge)| (ask, Granted::Final(charge))),
+                .map(|(ask, charge)| (ask, Granted { charge, id: None })),
             _ => self.try_in_line(demand, most, kind),
         });
         let (ask, answer) = match taken {
@@ -190,7 +190,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         // As when a composite puts permits back: `all_of/member.rs` has the orderings.
         let undo_number = || self.undo_number.load(Ordering::Acquire);
         self.rule.take_all(at, ask, undo_number, |undo_number, taken| {
-            self.serve_then(|line, visit| line.take_back(visit, Undoable::Since(taken, undo_number)));
+            self.serve_then(|line, visit| line.take_back(visit, Undoable::since(taken, undo_number)));
         })
     }
 
@@ -536,7 +536,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// nothing wakes some of the waiters, the queue is served before as well.
     pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
-        if counts(&self.rule, grant.charge()) {
+        if counts(&self.rule, &grant.charge) {
             // The lock is held only for this reading, because a log takes long to undo.
             let (mut latest, has_unattended) = {
                 let line = lock(&self.line);
@@ -545,7 +545,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             if has_unattended {
                 latest = self.serve_then(|line, _| line.latest());
             }
-            self.undo_unlocked(grant.charge_mut(), latest, &mut deferred);
+            self.undo_unlocked(&mut grant.charge, latest, &mut deferred);
         }
         self.serve_then(|line, visit| line.undo_rest(visit, grant));
     }
@@ -670,7 +670,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         match &receipt.granted {
             None => Grant::new(0, receipt.waited),
             Some(_) if !wants_left => Grant::new(n, receipt.waited),
-            Some(granted) => Grant::new(n, receipt.waited).with_left(self.left(granted.charge())),
+            Some(granted) => Grant::new(n, receipt.waited).with_left(self.left(&granted.charge)),
         }
     }
 }

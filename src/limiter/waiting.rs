@@ -29,7 +29,7 @@ use crate::limiter::shared::{Shared, UndoGuard, Unreported};
 use crate::line::all_waiters::Entered;
 use crate::line::answer::{Admitted, Answer, Receipt};
 use crate::line::deferred::run_in_drop;
-use crate::line::grants::{GrantKind, Granted, Undoable};
+use crate::line::grants::{GrantKind, Granted};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::visit::{Demand, Visit};
@@ -61,7 +61,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                         wait.stage = Stage::Done;
                         return Poll::Ready(answer.map(|charge| Receipt {
                             waited: Nanos::ZERO,
-                            granted: Some(Granted::Final(charge)),
+                            granted: Some(Granted { charge, id: None }),
                         }));
                     }
                 }
@@ -85,7 +85,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                     answer => {
                         let answer = answer.map(|(ask, charge)| {
                             wait.ask = ask;
-                            Admitted::Granted(Granted::Final(charge))
+                            Admitted::Granted(Granted { charge, id: None })
                         });
                         return Poll::Ready(self.answer(wait, Nanos::ZERO, answer));
                     }
@@ -115,7 +115,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         // Set first, so that the drop after a panic of an observer has nothing to leave.
         wait.stage = Stage::Done;
         if let Ok(Admitted::Granted(granted)) = &answer {
-            self.rule.note_collected(granted.charge());
+            self.rule.note_collected(&granted.charge);
         }
         self.report_end(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
@@ -446,12 +446,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             // granted only to be undone.
             let held = self.serve_if_then(Line::has_unattended, |line, visit| {
                 unreported.waited.set(visit.now.saturating_since(wait.since));
-                let grant = line.remove(visit, key).map(Undoable::Tracked);
+                let grant = line.remove(visit, key);
                 // Undone under the lock if another waiter's waker panics now.
-                grant.map(|grant| UndoGuard::new(self, grant))
+                grant.map(|grant| UndoGuard::new(self, grant.into()))
             });
             if let Some(grant) = held.and_then(|held| held.keep().tracked()) {
-                self.undo(Undoable::Tracked(grant));
+                self.undo(grant.into());
             }
         });
     }

@@ -14,6 +14,7 @@ use crate::line::Line;
 use crate::line::rule::Rule;
 use crate::line::undo_log::{Measure, PerPart};
 use crate::line::visit::Visit;
+use crate::time::Nanos;
 
 /// A grant that the undo log keeps track of, until it is [made
 /// final](crate::line::Line::make_final) or [undone](crate::line::Line::take_back).
@@ -30,42 +31,39 @@ pub(crate) struct GrantId(pub(super) u64);
 
 /// A grant that its caller does not have yet.
 #[derive(Debug)]
-pub(crate) enum Undoable<Charge> {
-    Tracked(Tracked<Charge>),
-    /// A grant that the undo log does not track, with the log's [next
+pub(crate) struct Undoable<Charge> {
+    pub(crate) charge: Charge,
+    pub(crate) made: Made,
+}
+
+/// When a grant was made, by the undo log.
+#[derive(Debug)]
+pub(crate) enum Made {
+    Tracked(GrantId),
+    /// The log does not track the grant, and this was its [next
     /// number](crate::line::Line::undo_number). A taker under the lock reads the number after the
     /// take, before it unlocks. A composite that takes without the lock reads it before the take.
-    Since(Charge, u64),
+    Since(u64),
 }
 
 impl<Charge> Undoable<Charge> {
-    pub(crate) fn charge(&self) -> &Charge {
-        match self {
-            Undoable::Tracked(Tracked { charge, .. }) | Undoable::Since(charge, _) => charge,
-        }
-    }
-
-    /// Returns the undo log's number of the grant, or the log's next number at the time it was
-    /// made.
-    fn number(&self) -> u64 {
-        match self {
-            Undoable::Tracked(Tracked { id, .. }) => id.0,
-            Undoable::Since(_, since) => *since,
-        }
-    }
-
-    pub(crate) fn charge_mut(&mut self) -> &mut Charge {
-        match self {
-            Undoable::Tracked(Tracked { charge, .. }) | Undoable::Since(charge, _) => charge,
-        }
+    pub(crate) fn since(charge: Charge, number: u64) -> Undoable<Charge> {
+        Undoable { charge, made: Made::Since(number) }
     }
 
     /// Returns the grant in the form that its caller gets.
     pub(crate) fn granted(self) -> Granted<Charge> {
-        match self {
-            Undoable::Tracked(grant) => Granted::Tracked(grant),
-            Undoable::Since(charge, _) => Granted::Final(charge),
-        }
+        let id = match self.made {
+            Made::Tracked(id) => Some(id),
+            Made::Since(_) => None,
+        };
+        Granted { charge: self.charge, id }
+    }
+}
+
+impl<Charge> From<Tracked<Charge>> for Undoable<Charge> {
+    fn from(Tracked { charge, id }: Tracked<Charge>) -> Undoable<Charge> {
+        Undoable { charge, made: Made::Tracked(id) }
     }
 }
 
@@ -78,31 +76,16 @@ pub(crate) enum GrantKind {
 
 /// What a request got.
 #[derive(Debug)]
-pub(crate) enum Granted<Charge> {
-    /// No part of it can be undone.
-    Final(Charge),
-    Tracked(Tracked<Charge>),
+pub(crate) struct Granted<Charge> {
+    pub(crate) charge: Charge,
+    /// The number of the grant in the undo log. `None` if no part of it can be undone.
+    pub(crate) id: Option<GrantId>,
 }
 
 impl<Charge> Granted<Charge> {
-    pub(crate) fn charge(&self) -> &Charge {
-        match self {
-            Granted::Final(charge) | Granted::Tracked(Tracked { charge, .. }) => charge,
-        }
-    }
-
-    pub(crate) fn into_charge(self) -> Charge {
-        match self {
-            Granted::Final(charge) | Granted::Tracked(Tracked { charge, .. }) => charge,
-        }
-    }
-
     /// Returns the grant if the request asked for one that can be undone in part.
     pub(crate) fn tracked(self) -> Option<Tracked<Charge>> {
-        match self {
-            Granted::Final(_) => None,
-            Granted::Tracked(tracked) => Some(tracked),
-        }
+        self.id.map(|id| Tracked { charge: self.charge, id })
     }
 }
 
@@ -110,9 +93,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Tracks a grant that may be undone later.
     pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
         let at = self.latest;
-        let id = self
-            .undo_log
-            .track(|part| Measure { moved: rule.moved(&charge, part), full: rule.full_level(at, part) });
+        let id = self.undo_log.track(|part| measure(rule, &charge, at, part));
         Tracked { charge, id }
     }
 
@@ -123,21 +104,20 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Hands a waiter's grant to its caller.
     pub(super) fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
-        match kind {
-            GrantKind::Tracked => Granted::Tracked(grant),
-            // The caller of this grant cannot undo it, so the log need not keep it.
-            GrantKind::Final => {
-                self.make_final(grant.id);
-                Granted::Final(grant.charge)
-            }
+        let Tracked { charge, id } = grant;
+        if kind == GrantKind::Tracked {
+            return Granted { charge, id: Some(id) };
         }
+        // The caller of this grant cannot undo it, so the log need not keep it.
+        self.make_final(id);
+        Granted { charge, id: None }
     }
 
     /// Makes a grant undoable until its caller has it, because user code may panic before that.
     pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
         match kind {
-            GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
-            GrantKind::Final => Undoable::Since(charge, self.undo_number()),
+            GrantKind::Tracked => self.track(rule, charge).into(),
+            GrantKind::Final => Undoable::since(charge, self.undo_number()),
         }
     }
 
@@ -164,30 +144,18 @@ impl<R: Rule, C: Timer> Line<R, C> {
         grant: Undoable<R::Charge>,
         mut undo: impl FnMut(&mut R::Charge, usize, u64) -> u64,
     ) {
-        let measures = self.measures(rule, grant.charge());
-        self.uncount(rule, grant.charge(), grant.number());
-        match grant {
-            Undoable::Tracked(Tracked { mut charge, id }) => {
-                self.undo_log.undo(id, &measures, |part, most| undo(&mut charge, part, most));
-            }
-            Undoable::Since(mut charge, since) => {
-                self.undo_log.undo_since(since, &measures, |part, most| undo(&mut charge, part, most));
-            }
-        }
-    }
-
-    /// Returns the measure of each part before a grant is undone.
-    ///
-    /// It is taken as of the latest time: permits that overflowed by then are lost, even if the
-    /// clock went back since.
-    fn measures(&mut self, rule: &R, charge: &R::Charge) -> PerPart<Measure> {
         // Permits are available earlier after the undoing, so the kept forecast is outdated.
         self.memo.set(None);
-        PerPart::new(R::PARTS, |part| self.measure(rule, charge, part))
-    }
-
-    fn measure(&self, rule: &R, charge: &R::Charge, part: usize) -> Measure {
-        Measure { moved: rule.moved(charge, part), full: rule.full_level(self.latest, part) }
+        let Undoable { mut charge, made } = grant;
+        // Permits that overflowed by the latest time are lost, even if the clock went back since.
+        let measures = PerPart::new(R::PARTS, |part| measure(rule, &charge, self.latest, part));
+        let (Made::Tracked(GrantId(number)) | Made::Since(number)) = made;
+        self.uncount(rule, &charge, number);
+        let undo = |part, most| undo(&mut charge, part, most);
+        match made {
+            Made::Tracked(id) => self.undo_log.undo(id, &measures, undo),
+            Made::Since(since) => self.undo_log.undo_since(since, &measures, undo),
+        }
     }
 
     /// Returns the next number of the undo log. It rises with each mark, refund, debit and change.
@@ -227,6 +195,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.charge_unassigned(permits.into());
         self.undo_log.touch();
     }
+}
+
+/// Returns the measure of one part of the rule at a time.
+fn measure<R: Rule>(rule: &R, charge: &R::Charge, at: Nanos, part: usize) -> Measure {
+    Measure { moved: rule.moved(charge, part), full: rule.full_level(at, part) }
 }
 
 /// Returns whether a part of the rule only counts what this grant took of it, as a window policy

@@ -69,7 +69,7 @@ use crate::line::all_waiters::AllWaiters;
 use crate::line::answer::{Admitted, Answer};
 use crate::line::due::{Memo, Schedule};
 use crate::line::entries::Entries;
-use crate::line::grants::{GrantKind, Granted, Tracked, Undoable, counts};
+use crate::line::grants::{GrantKind, Granted, Tracked, counts};
 use crate::line::index::{INDEX_MIN_LEN, Index};
 use crate::line::position::position_of;
 use crate::line::priorities::{NO_ENTRY, Priorities};
@@ -573,7 +573,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 if counts(visit.rule, &grant.charge) {
                     return Some(grant);
                 }
-                self.take_back(visit, Undoable::Tracked(grant));
+                self.take_back(visit, grant.into());
             }
             State::Shadowed(_) | State::Refused(_) => {}
         }

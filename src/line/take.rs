@@ -183,7 +183,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let number = || line.borrow().0.undo_number();
         rule.take_all(at, ask, number, |number, taken| {
             let (line, visit) = &mut *line.borrow_mut();
-            line.take_back(visit, Undoable::Since(taken, number));
+            line.take_back(visit, Undoable::since(taken, number));
         })
     }
 }
