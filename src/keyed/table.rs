@@ -177,8 +177,9 @@ pub(crate) enum Found<T, L> {
 
 pub(crate) type KeyLimiter<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
-/// The decision on a request, or the key limiter that must decide.
-type Decision<P, C> = Found<Result<Grant, Refusal>, KeyLimiter<P, C>>;
+/// The decision on a request, or the key limiter that must decide. A known key without a decision
+/// needs a key limiter.
+type Decision<P, C> = Found<Option<Result<Grant, Refusal>>, KeyLimiter<P, C>>;
 
 /// The grant of a request, or the key limiter at which the request waits.
 pub(crate) enum Attempt<L> {
@@ -451,21 +452,21 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let found = match self.find_hashed(hash, key, |policy, state, hold| match hold {
-            None => Ok(Some(take(policy, state, (self.clock.now(), &self.clock), request))),
-            Some(hold) => hold.refuse(policy, state, self.clock.now(), request.permits).map(|()| None),
-        }) {
+        let decide = |policy: &P, state: &P::State, hold: Option<&Hold>| match hold {
+            None => Some(take(policy, state, (self.clock.now(), &self.clock), request)),
+            Some(hold) => hold.refuse(policy, state, self.clock.now(), request.permits).err().map(Err),
+        };
+        let found = match self.find_hashed(hash, key, decide) {
             Found::Unknown => self.add(hash, key, request)?,
-            Found::Known(Ok(Some(answer))) => Found::Known(answer),
-            Found::Known(Err(refusal)) => Found::Known(Err(refusal)),
-            Found::Known(Ok(None)) => Found::Unknown,
-            Found::Limiter(limiter) => Found::Limiter(limiter),
+            found => found,
         };
         match found {
-            Found::Known(answer) => answer.map(Attempt::Granted),
+            Found::Known(Some(answer)) => answer.map(Attempt::Granted),
             Found::Limiter(limiter) => Ok(Attempt::Limiter(self.guard_limiter(hash, limiter))),
             // After a pause, the grants of this key are spaced, and only its limiter does that.
-            Found::Unknown => Ok(Attempt::Limiter(self.guard_limiter(hash, self.limiter(key)?))),
+            Found::Known(None) | Found::Unknown => {
+                Ok(Attempt::Limiter(self.guard_limiter(hash, self.limiter(key)?)))
+            }
         }
     }
 
@@ -553,12 +554,8 @@ where
             if shard.hold().is_none()
                 && let Some((policy, state)) = shard.entries().find(hash, key)
             {
-                return Step::Done(Found::Known(take(
-                    policy,
-                    state,
-                    (self.clock.now(), &self.clock),
-                    request,
-                )));
+                let answer = take(policy, state, (self.clock.now(), &self.clock), request);
+                return Step::Done(Found::Known(Some(answer)));
             }
             // A request that can never be granted adds no key. A plan is checked below, because a
             // key without room gets no plan. A limiter that keys share has its own terms.
@@ -566,7 +563,7 @@ where
                 && !self.may_share()
                 && let Err(never) = shard.policy.check(request.permits)
             {
-                return Step::Done(Found::Known(Err(never)));
+                return Step::Done(Found::Known(Some(Err(never))));
             }
             self.forget_some(shard, hash, now, removed);
             let Some(counted) = self.count_one() else { return Step::Room };
@@ -574,14 +571,12 @@ where
             let policy = shard.policy_of(&found.terms);
             if let Err(never) = policy.check(request.permits) {
                 *new = Some(found);
-                return Step::Done(Found::Known(Err(never)));
+                return Step::Done(Found::Known(Some(Err(never))));
             }
             if let Some(hold) = shard.hold_of_new(policy, now) {
                 let answer = hold.refuse(policy, &shard.start(policy, hold.begin), now, request.permits);
                 *new = Some(found);
-                return Step::Done(
-                    answer.map_or_else(|refusal| Found::Known(Err(refusal)), |()| Found::Unknown),
-                );
+                return Step::Done(Found::Known(answer.err().map(Err)));
             }
             let state = shard.start(policy, now);
             let answer = take(policy, &state, (self.clock.now(), &self.clock), request);
@@ -590,7 +585,7 @@ where
             // From here on nothing can panic, so the key is counted exactly if it is inserted.
             entries.insert(hash, found.into_entry(state));
             counted.keep();
-            Step::Done(Found::Known(answer))
+            Step::Done(Found::Known(Some(answer)))
         });
         self.or_shared(added, Found::Limiter)
     }
