@@ -448,7 +448,7 @@ impl<C: Timer> Rule for All<C> {
         ask: &Weights,
         deferred: &mut Deferred,
     ) -> Result<AllCharge, Refusal> {
-        let due = self.ready_at(now, &Vec::new(), ask);
+        let due = self.ready_at(now, &Vec::new(), ask, 0);
         if due > now {
             return Err(limited(due, now));
         }
@@ -493,7 +493,7 @@ impl<C: Timer> Rule for All<C> {
         ask.with_others(n, &as_many.members)
     }
 
-    fn ready_at(&self, now: Nanos, ahead: &Vec<Sum>, ask: &Weights) -> Nanos {
+    fn ready_at(&self, now: Nanos, ahead: &Vec<Sum>, ask: &Weights, _kept: u32) -> Nanos {
         // The members return durations from now, and `now` may be the end of a pause.
         let clock_now = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
         let begin = span(now, clock_now);
@@ -547,9 +547,9 @@ impl<C: Timer> Rule for All<C> {
         at: Nanos,
         ahead: &Vec<Sum>,
         ask: &Weights,
-        _kept: u32,
+        kept: u32,
     ) -> Nanos {
-        self.ready_at(at, ahead, ask)
+        self.ready_at(at, ahead, ask, kept)
     }
 
     fn size(&self, _ask: &Weights) -> Option<u32> {
@@ -698,7 +698,7 @@ impl<C: Timer> Rule for All<C> {
         // `ready_at` takes this lock.
         drop(seats);
         // A time may have moved before there was a seat to notify.
-        if new && self.ready_at(now, &Vec::new(), ask) < due {
+        if new && self.ready_at(now, &Vec::new(), ask, 0) < due {
             deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
         }
         // If the request is due later than `alone_from`, when each member by itself would serve it,

@@ -199,7 +199,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         // Another request may take the permit between the check and the take, so check again. The
         // number of checks is bounded, because a policy may contradict itself.
         for _ in 0..=MAX_RETRIES {
-            let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
+            let due = self.rule.ready_at(now, &R::Ahead::default(), ask, 0);
             if due > now {
                 break;
             }

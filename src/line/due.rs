@@ -54,8 +54,7 @@ impl<R: Rule> Schedule<'_, R> {
         let (rule, settings, kept) = (self.rule, self.settings, self.settings.kept_from(priority));
         let due = match &settings.pause {
             Some(pause) => rule.ready_after_pause(pause.until(settings.opens), now, ahead, ask, kept),
-            None if kept > 0 => rule.ready_at(now, ahead, ask).max(rule.ready_leaving(now, ahead, ask, kept)),
-            None => rule.ready_at(now, ahead, ask),
+            None => rule.ready_at(now, ahead, ask, kept),
         };
         if !settings.is_restrained() {
             return due;

@@ -82,15 +82,9 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// It takes nothing: another request may take some of the permits before this one does.
     fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: TakeLimit) -> Self::Ask;
 
-    /// Returns when a request is due behind all requests that are `ahead`.
-    fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
-
-    /// Returns when a request is due that must leave `kept` permits, at least one, for others.
-    /// Called only if the limiter can be set to keep permits.
-    fn ready_leaving(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask, kept: u32) -> Nanos {
-        let _ = kept;
-        self.ready_at(now, ahead, ask)
-    }
+    /// Returns when a request is due behind all requests that are `ahead`, if it must leave `kept`
+    /// permits.
+    fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask, kept: u32) -> Nanos;
 
     /// Refuses a request that can never be granted because `kept` permits are kept.
     fn check_leaving(&self, now: Nanos, ask: &Self::Ask, kept: u32) -> Result<(), Refusal> {
@@ -374,22 +368,22 @@ impl<P: Policy> Rule for Single<P> {
         line.more_of(self.status(at).available, *n, most)
     }
 
-    fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32) -> Nanos {
-        self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
-    }
-
-    /// Returns the time at which the policy could grant the kept permits as well: the later of the
-    /// times for all at once and for one by one, because some policies grant on credit.
-    fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
+    /// If permits are kept, returns the time at which the policy could grant these as well: the later
+    /// of the times for all at once and for one by one, because some policies grant on credit.
+    fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
+        let ready_at =
+            |ahead: u128, n| policy.ready_at(state, now, u64::try_from(ahead).unwrap_or(u64::MAX), n);
+        let due = ready_at(*ahead, *n);
+        if kept == 0 {
+            return due;
+        }
         if self.left_by(now, kept) < u64::from(*n) {
             return Nanos::MAX;
         }
-        let ready_at =
-            |ahead: u128, n| policy.ready_at(state, now, u64::try_from(ahead).unwrap_or(u64::MAX), n);
-        let others = u128::from(policy.weight(*n)) + u128::from(policy.weight(kept.saturating_sub(1)));
+        let others = u128::from(policy.weight(*n)) + u128::from(policy.weight(kept - 1));
         let one_by_one = ready_at(ahead.saturating_add(others), 1);
-        one_by_one.max(ready_at(*ahead, n.saturating_add(kept)))
+        due.max(one_by_one).max(ready_at(*ahead, n.saturating_add(kept)))
     }
 
     /// No policy refuses a request for one permit for good, so this does not either.
@@ -460,11 +454,7 @@ impl<P: Policy> Rule for Single<P> {
 
     fn ready_after_pause(&self, stop: Standstill, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         // Computes the time as if no part stood still.
-        let ready_at = || {
-            let due = self.ready_at(at, ahead, n);
-            let leaving = || self.ready_leaving(at, ahead, n, kept);
-            if kept > 0 { due.max(leaving()) } else { due }
-        };
+        let ready_at = || self.ready_at(at, ahead, n, kept);
         let Some(mut forecast) = self.forecast_pause(stop) else { return ready_at() };
         forecast.at = forecast.at.max(at);
         if *ahead > 0 {
