@@ -659,14 +659,14 @@ impl<C: Timer> Rule for All<C> {
         }
     }
 
-    fn note_head(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, deferred: &mut Deferred) -> Nanos {
-        let Some((ask, priority, due)) = first else {
+    fn note_head(&self, now: Nanos, first: Option<(&Weights, Nanos)>, deferred: &mut Deferred) -> Nanos {
+        let Some((ask, due)) = first else {
             let positions = std::mem::take(&mut lock(&self.seats).positions);
             self.give_up(positions.into_values(), deferred);
             lock(&self.seats).counting.begin();
             return Nanos::MAX;
         };
-        let at = span(due, now);
+        let (at, priority) = (span(due, now), ask.priority);
         let mut seats = lock(&self.seats);
         if seats.first != priority {
             for (index, entry) in self.members.iter().enumerate() {

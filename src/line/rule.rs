@@ -211,15 +211,10 @@ pub(crate) trait Rule: Send + Sync + 'static {
         let _ = charge;
     }
 
-    /// Notes the first request in the queue, its priority, and the time `due` until which it waits
-    /// if nothing changes; or that no request is in the queue. Called whenever the queue was
-    /// served. Returns when the queue must be checked, if that is earlier.
-    fn note_head(
-        &self,
-        now: Nanos,
-        first: Option<(&Self::Ask, i8, Nanos)>,
-        deferred: &mut Deferred,
-    ) -> Nanos {
+    /// Notes the first request in the queue, and the time until which it waits if nothing changes;
+    /// or that no request is in the queue. Called whenever the queue was served. Returns when the
+    /// queue must be checked, if that is earlier.
+    fn note_head(&self, now: Nanos, first: Option<(&Self::Ask, Nanos)>, deferred: &mut Deferred) -> Nanos {
         let _ = (now, first, deferred);
         Nanos::MAX
     }

@@ -59,8 +59,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         // Only the rule of a composite uses the first request, because that request must wait for
         // the members.
-        let first = self.entries.get(self.head as usize).zip(due);
-        let first = first.map(|(first, due)| (&first.ask, first.priority, due));
+        let first = self.entries.get(self.head as usize).map(|first| &first.ask).zip(due);
         let check_at = visit.rule.note_head(now, first, visit.deferred);
         due.map(|due| due.min(check_at))
     }
