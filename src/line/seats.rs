@@ -75,8 +75,8 @@ const BLOCK: usize = 128;
 pub(crate) struct Seats<R: Rule> {
     /// The seats, by position in the queue.
     list: BTreeMap<u64, Seat<R::Ask>>,
-    /// The requests of the seats that are here, by position.
-    here: BTreeMap<u64, R::Ask>,
+    /// The positions of the seats that are here.
+    here: BTreeSet<u64>,
     /// The blocks. The key is the position at which a block begins; it holds all seats from there
     /// up to the next block.
     blocks: BTreeMap<u64, Block>,
@@ -145,7 +145,7 @@ impl<R: Rule> Seats<R> {
     pub(crate) fn new() -> Self {
         Seats {
             list: BTreeMap::new(),
-            here: BTreeMap::new(),
+            here: BTreeSet::new(),
             blocks: BTreeMap::new(),
             total: Sums::default(),
             away: BTreeSet::new(),
@@ -274,7 +274,7 @@ impl<R: Rule> Seats<R> {
 
     /// Returns the requests of the seats that are here between two positions.
     pub(crate) fn here_between(&self, from: u64, to: u64) -> impl Iterator<Item = &R::Ask> {
-        self.here.range(from..to).map(|(_, ask)| ask)
+        self.here.range(from..to).filter_map(|position| Some(&self.list.get(position)?.ask))
     }
 
     /// Returns when a request at this position is due, not before `at`, if all entries before it
@@ -289,8 +289,8 @@ impl<R: Rule> Seats<R> {
     ) -> Nanos {
         let rule = schedule.rule;
         let mut here = self.sums_before(rule, position).here;
-        if let Some(own) = self.here.get(&own).filter(|_| own < position) {
-            rule.size(own).into_iter().for_each(|n| here.remove(n));
+        if let Some(seat) = self.list.get(&own).filter(|seat| seat.here && own < position) {
+            rule.size(&seat.ask).into_iter().for_each(|n| here.remove(n));
         }
         let mut ahead = ahead.clone();
         rule.merge(&mut ahead, &rule.weigh(&here).unwrap_or_default());
@@ -416,19 +416,19 @@ impl<R: Rule> Seats<R> {
     fn file(&mut self, rule: &R, position: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
         let Some(seat) = self.list.get_mut(&position) else { return false };
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
-        (seat.at, seat.due) = (at, due);
         let moved = at != old_at || *ask != old_ask;
         let (was_here, is_here) = (seat.here, at <= due.saturating_add(CLOCK_SKEW));
-        seat.here = is_here;
+        (seat.at, seat.due, seat.here) = (at, due, is_here);
         if moved {
             self.wakeups.remove(&(old_at, position));
             self.wakeups.insert((at, position));
         }
-        if was_here && !(is_here && *ask == old_ask) {
-            self.leave(rule, position, &old_ask);
+        let stays = was_here && is_here && *ask == old_ask;
+        if was_here && !stays {
+            self.leave(position, rule.size(&old_ask));
         }
-        if is_here && !(was_here && *ask == old_ask) {
-            self.here.insert(position, ask.clone());
+        if is_here && !stays {
+            self.here.insert(position);
             let n = rule.size(ask).unwrap_or(0);
             self.count_here(position, |here| here.add(n));
         }
@@ -439,19 +439,18 @@ impl<R: Rule> Seats<R> {
         moved || was_here != is_here
     }
 
-    /// Removes the request of a seat that is no longer here.
-    fn leave(&mut self, rule: &R, position: u64, ask: &R::Ask) {
+    /// Removes a seat from those that are here, with the size of its request.
+    fn leave(&mut self, position: u64, size: Option<u32>) {
         self.here.remove(&position);
-        let n = rule.size(ask).unwrap_or(0);
-        self.count_here(position, |here| here.remove(n));
+        self.count_here(position, |here| here.remove(size.unwrap_or(0)));
     }
 
     /// Gives up a seat. Returns whether the seat was there.
     pub(crate) fn give_up(&mut self, rule: &R, position: u64) -> bool {
         let Some(Seat { ask, here, .. }) = self.list.get(&position) else { return false };
         if *here {
-            let ask = ask.clone();
-            self.leave(rule, position, &ask);
+            let size = rule.size(ask);
+            self.leave(position, size);
         }
         let Some(seat) = self.remove(position) else { return false };
         self.wakeups.remove(&(seat.at, position));
@@ -471,7 +470,8 @@ impl<R: Rule> Seats<R> {
         // one finds a time behind the seats before its own, instead of an equal time.
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|position| self.list.get(position)?.shared.upgrade()));
-        let Some((&position, ask)) = self.here.first_key_value() else { return };
+        let first = self.here.first().and_then(|first| self.list.get_key_value(first));
+        let Some((&position, Seat { ask, .. })) = first else { return };
         let Some(due) = self.due_in_seat(schedule, (now, now), position, ask) else { return };
         // A request that can never be granted is refused now. Otherwise all requests behind it
         // would wait.
