@@ -9,7 +9,7 @@ use super::key_policy::KeyPolicy;
 use super::table::KeyLimiter;
 use crate::clock::Timer;
 use crate::limiter::Rest;
-use crate::line::deferred::{resume_panic, run};
+use crate::line::deferred::{drop_each, resume_panic};
 use crate::policy::Policy;
 
 /// Entries to drop without a lock. Declare it before the guard of the lock, so that it is dropped
@@ -38,16 +38,9 @@ impl<K, P: Policy, C: Timer> Drop for Removed<K, P, C> {
     fn drop(&mut self) {
         let Removed { known, limiters, rests } = self;
         let mut panic = None;
-        // Each drop is caught separately, so that a panic does not leak the remaining entries.
-        for item in known.drain(..) {
-            run(&mut panic, || drop(item));
-        }
-        for item in limiters.drain(..) {
-            run(&mut panic, || drop(item));
-        }
-        for item in rests.drain(..) {
-            run(&mut panic, || drop(item));
-        }
+        drop_each(&mut panic, known.drain(..));
+        drop_each(&mut panic, limiters.drain(..));
+        drop_each(&mut panic, rests.drain(..));
         resume_panic(panic);
     }
 }

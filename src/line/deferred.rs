@@ -82,6 +82,13 @@ pub(crate) fn run<T>(first: &mut Option<Payload>, user_code: impl FnOnce() -> T)
     }
 }
 
+/// Drops values one by one, so that a panic does not leak the others; the first panic is kept.
+pub(crate) fn drop_each<T>(first: &mut Option<Payload>, values: impl Iterator<Item = T>) {
+    for value in values {
+        run(first, || drop(value));
+    }
+}
+
 /// Keeps the first panic. A later panic is leaked: dropping its payload is user code, which may
 /// panic again.
 fn keep(first: &mut Option<Payload>, panic: Payload) {
@@ -110,12 +117,8 @@ impl Drop for Deferred {
         // Each call is caught by itself, so that a waker that panics does not stop the others.
         self.wake_now();
         let Deferred { discard, rechecks, drops, panic, .. } = self;
-        for waker in discard.drain(..) {
-            run(panic, || drop(waker));
-        }
-        for item in drops.drain(..) {
-            run(panic, || drop(item));
-        }
+        drop_each(panic, discard.drain(..));
+        drop_each(panic, drops.drain(..));
         if let Some(first) = recheck_all(std::mem::take(rechecks)) {
             keep(panic, first);
         }

@@ -37,7 +37,7 @@ use crate::keyed::hashes::Hashes;
 use crate::keyed::slots::Slots;
 use crate::keyed::table::{Counted, SEARCH, SMALL};
 use crate::limiter::events::Events;
-use crate::line::deferred::{resume_panic, run};
+use crate::line::deferred::{drop_each, resume_panic, run};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
 /// The maximum number of shards.
@@ -172,7 +172,9 @@ impl<K: Hash + Eq> Limits<K> {
                 }
             }
         };
-        drop_all(removed);
+        let mut panic = None;
+        drop_each(&mut panic, removed.into_iter());
+        resume_panic(panic);
         found
     }
 
@@ -288,7 +290,7 @@ impl<K: Hash + Eq> Limits<K> {
             // A last user that left meanwhile has found a reference of this call.
             let mut removed = Vec::new();
             self.forget(&mut lock(shard), 0, usize::MAX, &mut removed);
-            run(&mut panic, || drop_all(removed));
+            drop_each(&mut panic, removed.into_iter());
         }
         resume_panic(panic);
         was_open
@@ -337,13 +339,4 @@ impl<K: Hash + Eq> Limits<K> {
             }
         }
     }
-}
-
-/// Drops entries one by one, so that a panic does not leak the others.
-fn drop_all<K>(removed: Vec<(K, CountingLimit)>) {
-    let mut panic = None;
-    for entry in removed {
-        run(&mut panic, || drop(entry));
-    }
-    resume_panic(panic);
 }
