@@ -560,6 +560,13 @@ impl PolicyStatus {
         PolicyStatus { limit: 0, available: 0, next_at: Nanos::MAX, full_at: Nanos::MAX };
 }
 
+/// Returns the refusal of a request that another thread got in the way of, as by a change that has
+/// stalled. A request never waits for another thread; it may retry a nanosecond later.
+#[cold]
+pub(crate) fn limited_for_now(at: Nanos) -> Refusal {
+    limited(at.saturating_add(Nanos::new(1)), at)
+}
+
 /// Returns the refusal of a request that is due at `due`.
 #[inline]
 pub(crate) fn limited(due: Nanos, at: Nanos) -> Refusal {

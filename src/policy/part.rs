@@ -2,7 +2,7 @@
 
 use crate::error::Refusal;
 use crate::policy::interval::Interval;
-use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::policy::{Policy, PolicyStatus, limited, limited_for_now, ticks};
 use crate::rate::Rate;
 use crate::sync::MAX_RETRIES;
 use crate::time::Nanos;
@@ -174,5 +174,5 @@ pub(crate) fn take_all<P: Policy, B>(
             }
         }
     }
-    Err(limited(at.saturating_add(Nanos::new(1)), at))
+    Err(limited_for_now(at))
 }

@@ -70,8 +70,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 pub(in crate::policy) use crate::policy::any::kind::Kind;
 use crate::policy::any::kind::{KindCharge, KindState};
-use crate::policy::window::closable::refused_as_closed;
-use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, limited_for_now};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, AtomicU32, MAX_RETRIES, Ordering, Swap, fence, spin_loop};
 use crate::time::Nanos;
@@ -274,7 +273,7 @@ impl AnyPolicy {
                 Err(_) => {}
             }
         }
-        Err(refused_as_closed(at))
+        Err(limited_for_now(at))
     }
 }
 

@@ -72,7 +72,7 @@ use crate::policy::bucket::terms::{More, Numbers, PLACEHOLDER_INTERVAL, Terms, w
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
-use crate::policy::{PolicyStatus, limited, ticks};
+use crate::policy::{PolicyStatus, limited, limited_for_now, ticks};
 use crate::sync::{AtomicU64, MAX_RETRIES, Ordering, spin_loop};
 use crate::time::Nanos;
 
@@ -444,9 +444,7 @@ impl Bucket {
             Err(NotTaken::Refused(refusal)) => Err(refusal),
             Err(NotTaken::Never) => Err(limited(Nanos::MAX, at)),
             Err(NotTaken::Closed) if again => self.retry_closed(state, at, n),
-            // The thread that changes the terms has stalled. A request never waits for another
-            // thread; it may retry a nanosecond later.
-            Err(NotTaken::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
+            Err(NotTaken::Closed) => Err(limited_for_now(at)),
         }
     }
 

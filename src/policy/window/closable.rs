@@ -64,11 +64,8 @@
 
 use std::fmt;
 
-use crate::error::Refusal;
 use crate::policy::atomic_word::AtomicWord;
-use crate::policy::limited;
 use crate::sync::{AtomicU128, MAX_RETRIES, Ordering, spin_loop};
-use crate::time::Nanos;
 
 pub(crate) struct ClosableWord<const TOP: u32, const TURNS: u32>(AtomicU128);
 
@@ -193,12 +190,6 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         // Release: a request that reads this content reads the new terms (3).
         self.0.store(turn & Self::TURN | content & Self::CONTENT, Ordering::Release);
     }
-}
-
-/// Returns the refusal of a request while a change stalls: the change may be over at once.
-#[cold]
-pub(crate) fn refused_as_closed(at: Nanos) -> Refusal {
-    limited(at.saturating_add(Nanos::new(1)), at)
 }
 
 impl<const TOP: u32, const TURNS: u32> fmt::Debug for ClosableWord<TOP, TURNS> {

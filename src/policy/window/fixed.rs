@@ -41,9 +41,9 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::window::closable::{ClosableWord, refused_as_closed};
+use crate::policy::window::closable::ClosableWord;
 use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited_for_now};
 use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
@@ -232,7 +232,7 @@ impl FixedWindow {
         let now = stamp(at);
         loop {
             let Some(seen) = state.word.load() else {
-                return Err(refused_as_closed(at).into());
+                return Err(limited_for_now(at).into());
             };
             let (window, version) = self.window.get_with_version();
             if window.needs_no_count(n) {

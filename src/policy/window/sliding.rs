@@ -38,9 +38,9 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::cells::{Cells, Head, View};
-use crate::policy::window::closable::{OpenWord, refused_as_closed};
+use crate::policy::window::closable::OpenWord;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited, limited_for_now};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -237,7 +237,7 @@ impl Policy for SlidingWindow {
     fn try_acquire(&self, state: &SlidingState, at: Nanos, n: u32) -> Result<SlidingCharge, Refusal> {
         loop {
             let Some(seen) = state.cells.head.load() else {
-                return Err(refused_as_closed(at));
+                return Err(limited_for_now(at));
             };
             let window = self.window.get();
             if window.needs_no_count(n) {
