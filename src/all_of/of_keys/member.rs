@@ -22,7 +22,6 @@ use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::status::Status;
-use crate::time::Nanos;
 
 /// A limiter of keys, of any policy.
 pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
@@ -162,7 +161,7 @@ where
         };
         match wait {
             Err(Refusal::Closed) => Err(Refusal::Closed),
-            _ if table.is_shadow() => Ok(Wait { time: Nanos::ZERO, paused: false }),
+            _ if table.is_shadow() => Ok(Wait::NONE),
             wait => wait,
         }
     }
