@@ -97,22 +97,17 @@ pub(crate) struct Account {
 
 impl Account {
     pub(super) fn new(terms: Terms, patience: Arc<Patience>, kick: Arc<Notify>) -> Account {
-        let zero = || AtomicU64::new(0);
-        let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
-        let (missed, by_store, waiting, left) = (zero(), zero(), zero(), zero());
-        let (largest, line) = (zero(), zero());
-        let kind = if terms.numbers.window().is_some() { Kind::Fixed } else { terms.kind() };
         Account {
+            kind: if terms.numbers.window().is_some() { Kind::Fixed } else { terms.kind() },
+            per_second: terms.rate.as_per_second(),
             terms,
-            kind,
-            per_second,
-            stock,
-            missed,
-            by_store,
-            waiting,
-            left,
-            largest,
-            line,
+            stock: Stock::new(),
+            missed: AtomicU64::default(),
+            by_store: AtomicU64::default(),
+            waiting: AtomicU64::default(),
+            left: AtomicU64::default(),
+            largest: AtomicU64::default(),
+            line: AtomicU64::default(),
             patience,
             kick,
         }

@@ -459,6 +459,22 @@ mod tests {
         Nanos::new(millis * 1_000_000)
     }
 
+    /// Returns the leases of as many limits of this configuration.
+    fn ledger(line: &str, limits: usize) -> Ledger {
+        let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
+        Ledger::new(vec![terms; limits].into_iter(), Arc::default())
+    }
+
+    /// Asks for permits until a lease is booked for such requests. Returns its order.
+    fn order_after_misses(ledger: &Ledger, costs: &Costs, longest: Duration) -> Order {
+        for _ in 0..60 {
+            assert_eq!(ledger.next_lease_at(at(100), costs, longest), None);
+            ledger.missed(costs);
+        }
+        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
+        order
+    }
+
     /// Returns the reply to a lease of these permits, which is due in 30 ms.
     fn booked(full_in: Duration, permits: Vec<u64>) -> Reply {
         let report = StateReport {
@@ -482,8 +498,7 @@ mod tests {
     /// A booking for queued requests is in flight while the leases end. Returns which limits get
     /// how many permits back, and the counts.
     fn late(end: fn(&Ledger)) -> (Vec<(usize, u64)>, LeaseCounts) {
-        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
-        let ledger = Ledger::new(vec![terms.expect("terms"); 2].into_iter(), Arc::default());
+        let ledger = ledger("token_bucket 1000/s burst 100", 2);
         ledger.joins(&vec![(5, 5), (7, 7)], true);
         let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
         end(&ledger);
@@ -503,14 +518,9 @@ mod tests {
     /// Otherwise a lease would be granted where a request is refused.
     #[test]
     fn the_first_permit_of_a_lease_is_due_within_the_longest_wait_of_a_request() {
-        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
-        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let ledger = ledger("token_bucket 1000/s burst 100", 1);
         let one = vec![(1, 1)];
-        for _ in 0..60 {
-            assert_eq!(ledger.next_lease_at(at(100), &one, 80 * MS), None);
-            ledger.missed(&one);
-        }
-        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
+        let order = order_after_misses(&ledger, &one, 80 * MS);
         let n = order.costs[0].0;
         // A permit accrues each millisecond.
         assert_eq!((n, order.longest), (5, 80 * MS + 4 * MS));
@@ -535,8 +545,7 @@ mod tests {
             ("token_bucket 100/min burst 100 interval_refill", 60 * MS, 47, 70),
             ("token_bucket 100/min burst 101 interval_refill", 60 * MS, 47, 240),
         ] {
-            let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
-            let ledger = Ledger::new([terms].into_iter(), Arc::default());
+            let ledger = ledger(line, 1);
             let reply = booked(full_in, vec![5]);
             // The lease was asked for at 10 ms, and the reply came at 17 ms.
             let piece = ledger.accounts[0].piece(at(10), at(17), &reply, 0);
@@ -557,8 +566,7 @@ mod tests {
             ("token_bucket 100/s burst 100", 50 * MS, 200, true),
             ("token_bucket 100/s burst 100", 50 * MS, 7, false),
         ] {
-            let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
-            let ledger = Ledger::new([terms].into_iter(), Arc::default());
+            let ledger = ledger(line, 1);
             ledger.joins(&vec![(5, 5)], true);
             let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
             let outcome = ledger.handle_reply(at(10 + took), &order, Ok(&booked(full_in, vec![5])));
@@ -570,8 +578,7 @@ mod tests {
     /// One late reply among fast ones: the shortest of the last round trips shows nothing.
     #[test]
     fn leases_are_left_to_the_store_after_one_that_came_too_late() {
-        let terms = Terms::new(&"token_bucket 100/s burst 100".parse().expect("a configuration"));
-        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let ledger = ledger("token_bucket 100/s burst 100", 1);
         for (sent, took, is_left) in [(10, 7, false), (20, 250, true)] {
             ledger.joins(&vec![(40, 40)], true);
             let Plan::Book(order) = ledger.plan(at(sent), 2, false) else { panic!("it books") };
@@ -586,16 +593,11 @@ mod tests {
     /// paused and all of them had permits.
     #[test]
     fn a_reply_that_is_newer_than_a_request_refuses_it_only_if_a_limit_has_no_permit() {
-        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
-        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let ledger = ledger("token_bucket 1000/s burst 100", 1);
         let one = vec![(1, 1)];
         let mut reply = booked(Duration::ZERO, vec![5]);
         (reply.wait, reply.limits[0].available) = (Duration::ZERO, 90);
-        for _ in 0..60 {
-            assert_eq!(ledger.next_lease_at(at(100), &one, Duration::ZERO), None);
-            ledger.missed(&one);
-        }
-        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
+        let order = order_after_misses(&ledger, &one, Duration::ZERO);
         assert!(matches!(ledger.handle_reply(at(110), &order, Ok(&reply)), Outcome::Booked(..)));
         for now in [105, 110] {
             assert_eq!(ledger.refusal(at(now), &one, Duration::ZERO), None, "{now}");
@@ -613,14 +615,9 @@ mod tests {
     /// the permits of a request.
     #[test]
     fn no_request_is_refused_until_a_lease_that_is_not_booked() {
-        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
-        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let ledger = ledger("token_bucket 1000/s burst 100", 1);
         let one = vec![(1, 1)];
-        for _ in 0..60 {
-            assert_eq!(ledger.next_lease_at(at(100), &one, Duration::ZERO), None);
-            ledger.missed(&one);
-        }
-        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
+        let order = order_after_misses(&ledger, &one, Duration::ZERO);
         let refused = Reply { answer: Answer::Refused, ..booked(MS, vec![0]) };
         assert_eq!(ledger.handle_reply(at(101), &order, Ok(&refused)), Outcome::Refused);
         assert!(ledger.next_lease_at(at(101), &one, Duration::ZERO).is_some());

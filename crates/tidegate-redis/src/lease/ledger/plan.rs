@@ -25,7 +25,7 @@ use tidegate::Nanos;
 
 use crate::jitter::jittered;
 use crate::lease::account::{Account, TRUST, Usage, whole};
-use crate::lease::ledger::Ledger;
+use crate::lease::ledger::{Ledger, State};
 use crate::script::{Answer, Operation, Reply, StateReport};
 use crate::set::Costs;
 use crate::store::Away;
@@ -230,20 +230,19 @@ impl Ledger {
 
     /// Handles the result of an order.
     pub(crate) fn handle_reply(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
+        let mut state = self.lock();
         let reply = match reply {
             Ok(reply) => reply,
-            Err(undecided) => {
-                let rest = match undecided {
-                    Away::Misconfigured => TRUST,
-                    away => Nanos::from_duration(away.rest()).clamp(REST, TRUST),
-                };
-                let mut state = self.lock();
-                state.not_before = now.saturating_add(rest);
-                state.is_hopeless = undecided == Away::Misconfigured;
+            Err(Away::Misconfigured) => {
+                state.leave_to_store(now);
+                return Outcome::Failed;
+            }
+            Err(away) => {
+                let rest = Nanos::from_duration(away.rest()).clamp(REST, TRUST);
+                (state.not_before, state.is_hopeless) = (now.saturating_add(rest), false);
                 return Outcome::Failed;
             }
         };
-        let mut state = self.lock();
         let is_late = order.generation != state.generation;
         // The state that the reply reports may have ended with the leases, as a pause does.
         if !is_late {
@@ -268,29 +267,11 @@ impl Ledger {
                 return Outcome::Refused;
             }
             // The booking has no maximum wait and was refused, so its permits can never be had.
-            state.not_before = now.saturating_add(TRUST);
-            state.is_hopeless = true;
+            state.leave_to_store(now);
             return Outcome::Failed;
         }
-        state.is_hopeless = false;
         let took = now.saturating_since(order.sent).as_duration();
-        let round_trip = state.round_trip.map_or(took, |last| took.min(last + last / 64));
-        state.round_trip = Some(round_trip);
-        let mut asked = self.accounts.iter().zip(&reply.permits).filter(|(_, permits)| **permits > 0);
-        if asked.any(|(account, _)| account.is_too_slow(round_trip)) {
-            // The store decides the requests that this lease does not serve.
-            state.not_before = now.saturating_add(TRUST);
-            state.is_hopeless = true;
-        }
-        // There are more permits than requests.
-        let is_plenty = |(account, report): (&Arc<Account>, &StateReport)| {
-            report.available >= (account.terms.limit / 10).max(1)
-        };
-        if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
-            // A request with an earlier clock reading finds no overload either.
-            state.overloaded_till = Nanos::ZERO;
-            self.patience.open();
-        }
+        self.note_booking(&mut state, now, took, reply);
         let is_overloaded = now < state.overloaded_till;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
@@ -304,17 +285,13 @@ impl Ledger {
                 continue;
             }
             let piece = account.piece(order.sent, now, reply, i);
-            if is_late {
-                late.push(self.return_of(i, now, piece));
-                continue;
-            }
-            if piece.ends <= piece.usable {
+            if is_late || piece.ends <= piece.usable {
                 late.push(self.return_of(i, now, piece));
                 // If the lease came too late, or if its end is unknown, so may be the next one, and
                 // the store decides the requests. A lease that its window ended says nothing of the
                 // next window.
-                if took >= account.life() || account.is_end_unknown(reply, i) {
-                    (state.not_before, state.is_hopeless) = (now.saturating_add(TRUST), true);
+                if !is_late && (took >= account.life() || account.is_end_unknown(reply, i)) {
+                    state.leave_to_store(now);
                 }
                 continue;
             }
@@ -334,6 +311,34 @@ impl Ledger {
             booked.push(i);
         }
         Outcome::Booked(booked, late)
+    }
+
+    /// Notes what a booking that was made shows: whether leases are fast enough, and whether there
+    /// are more permits than requests.
+    fn note_booking(&self, state: &mut State, now: Nanos, took: Duration, reply: &Reply) {
+        state.is_hopeless = false;
+        let round_trip = state.round_trip.map_or(took, |last| took.min(last + last / 64));
+        state.round_trip = Some(round_trip);
+        let mut asked = self.accounts.iter().zip(&reply.permits).filter(|(_, permits)| **permits > 0);
+        if asked.any(|(account, _)| account.is_too_slow(round_trip)) {
+            // The store decides the requests that this lease does not serve.
+            state.leave_to_store(now);
+        }
+        let is_plenty = |(account, report): (&Arc<Account>, &StateReport)| {
+            report.available >= (account.terms.limit / 10).max(1)
+        };
+        if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
+            // A request with an earlier clock reading finds no overload either.
+            state.overloaded_till = Nanos::ZERO;
+            self.patience.open();
+        }
+    }
+}
+
+impl State {
+    /// Leaves the requests to the store for a while, without hope of a lease.
+    fn leave_to_store(&mut self, now: Nanos) {
+        (self.not_before, self.is_hopeless) = (now.saturating_add(TRUST), true);
     }
 }
 
