@@ -422,7 +422,7 @@ impl StoreLimiter {
     ) -> Result<AllPermits, AllRefusal> {
         let line = &self.0;
         let admitted = self.wait(&ask, longest, came, number).await;
-        let admitted = with_left(admitted, ask.with_left, self.status()).await;
+        let admitted = with_left(admitted, ask.all_else.wants_left, self.status()).await;
         let Some(watch) = watch else { return admitted.map(|admitted| admitted.permits(line, &ask)) };
         match admitted {
             Ok(Admitted::Exempt) => watch.exempted(),
@@ -444,7 +444,7 @@ impl StoreLimiter {
         came: Nanos,
         mut number: Option<u64>,
     ) -> Result<Admitted, AllRefusal> {
-        if ask.exempt {
+        if ask.all_else.exempt {
             return Ok(Admitted::Exempt);
         }
         self.0.set.check(&ask.costs)?;

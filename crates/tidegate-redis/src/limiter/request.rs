@@ -18,8 +18,6 @@ pub(super) struct OwnedRequest {
     pub(super) costs: Costs,
     named: Vec<(String, u32)>,
     others: Option<u32>,
-    pub(super) exempt: bool,
-    pub(super) with_left: bool,
     /// The rest of the request.
     pub(super) all_else: Request,
 }
@@ -27,13 +25,11 @@ pub(super) struct OwnedRequest {
 impl OwnedRequest {
     pub(super) fn new(set: &Set, request: &AllRequest<'_>) -> Result<OwnedRequest, AllRefusal> {
         let all_else = request.to_request();
-        let Request { permits, most, exempt, wants_left, .. } = all_else;
+        let Request { permits, most, .. } = all_else;
         Ok(OwnedRequest {
             costs: set.costs(request, (permits.into(), most.max(permits).into()))?,
             named: request.costs().map(|(name, n)| (name.to_owned(), n)).collect(),
             others: request.others(),
-            exempt,
-            with_left: wants_left,
             all_else,
         })
     }
@@ -50,7 +46,7 @@ impl OwnedRequest {
             priority: self.all_else.priority,
             droppable,
             waits_for_store: waits && !shadow,
-            with_left: self.with_left,
+            with_left: self.all_else.wants_left,
         }
     }
 
@@ -64,7 +60,7 @@ impl OwnedRequest {
         if longest < Duration::MAX {
             request = request.within(longest);
         }
-        if self.with_left {
+        if self.all_else.wants_left {
             request = request.with_left();
         }
         self.named.iter().fold(request, |request, (name, n)| request.cost(name, *n))
@@ -111,7 +107,7 @@ pub(super) fn grant(set: &Set, ask: &OwnedRequest, granted: &Granted) -> Grant {
         None => ask.all_else.permits.into(),
     };
     let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);
-    match set.tightest(&granted.reply).filter(|_| ask.with_left) {
+    match set.tightest(&granted.reply).filter(|_| ask.all_else.wants_left) {
         Some((_, left)) => grant.with_left(left),
         None => grant,
     }
@@ -122,7 +118,7 @@ pub(super) fn left(line: &Arc<Line>, ask: &OwnedRequest, granted: &Granted) -> O
     let reply = &granted.reply;
     // A request in shadow mode did not wait.
     let passed = if reply.answer == Answer::Shadow { Duration::ZERO } else { reply.wait };
-    ask.with_left.then(|| line.status_of(reply, passed))
+    ask.all_else.wants_left.then(|| line.status_of(reply, passed))
 }
 
 /// Notifies the observers of the store's decision.

@@ -64,7 +64,7 @@ impl StoreReservation {
         let (left, is_degraded) = (None, false);
         let mut reserved =
             StoreReservation { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
-        if reserved.ask.exempt {
+        if reserved.ask.all_else.exempt {
             reserved.watch.take().into_iter().for_each(Watch::exempted);
         } else if let Err(refusal) = of.0.set.check(&reserved.ask.costs) {
             reserved.refuse(refusal);
@@ -149,7 +149,7 @@ impl StoreReservation {
     /// already.
     fn refuse(&mut self, refusal: AllRefusal) {
         self.report(Err(&refusal));
-        let asks = self.ask.with_left && lacks_left(&refusal);
+        let asks = self.ask.all_else.wants_left && lacks_left(&refusal);
         let of = self.of.clone();
         let asks = asks.then(|| -> State { Box::pin(async move { of.status().await.ok() }) });
         self.stage = Stage::Decided(Err(refusal), asks);
