@@ -56,10 +56,15 @@ impl InLine {
 
     pub(super) fn remove(&mut self, position: Position) {
         if let Some(permits) = self.order.remove(&position) {
-            self.permits = self.permits.saturating_sub(permits);
-            self.without_timer.remove(&position);
-            self.count_held(position, |held| held.saturating_sub(1));
+            self.count_left(position, permits);
         }
+    }
+
+    /// Removes a request that is no longer in the order from all else.
+    fn count_left(&mut self, position: Position, permits: u64) {
+        self.permits = self.permits.saturating_sub(permits);
+        self.without_timer.remove(&position);
+        self.count_held(position, |held| held.saturating_sub(1));
     }
 
     /// Counts a request that joins or leaves, if the queue is held for it.
@@ -76,9 +81,7 @@ impl InLine {
         let before = self.permits;
         let first = std::iter::from_fn(|| {
             let (position, permits) = self.order.pop_first()?;
-            self.permits = self.permits.saturating_sub(permits);
-            self.without_timer.remove(&position);
-            self.count_held(position, |held| held.saturating_sub(1));
+            self.count_left(position, permits);
             Some(position.1)
         });
         let numbers: Vec<u64> = first.take(most).collect();
