@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, ManualClock, Rate,
     RateLimiter, Refusal, Request, TokenBucket,
@@ -34,8 +35,7 @@ fn permits_go_back_when_they_are_dropped() -> Result<(), AllRefusal> {
 fn a_waiter_is_served_when_permits_come_back() -> Result<(), AllRefusal> {
     let (any, calls) = limited(2);
     let held = calls.try_acquire_many(2)?;
-    let mut wait = spawn(any.acquire_many(2));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(any.acquire_many(2));
     assert_eq!(any.status().waiting, 1);
     drop(held);
     assert!(wait.is_woken());
@@ -75,10 +75,8 @@ fn a_pause_holds_up_the_handle_and_a_priority_counts() -> Result<(), AllRefusal>
     assert!(any.clone().resume());
 
     let held = calls.try_acquire()?;
-    let mut low = spawn(any.acquire_many(Request::permits(1)));
-    assert_pending!(low.poll());
-    let mut high = spawn(any.acquire_many(Request::permits(1).priority(1)));
-    assert_pending!(high.poll());
+    let mut low = spawn_pending(any.acquire_many(Request::permits(1)));
+    let mut high = spawn_pending(any.acquire_many(Request::permits(1).priority(1)));
     drop(held);
     assert_pending!(low.poll());
     drop(assert_ready_ok!(high.poll()));
@@ -90,8 +88,7 @@ fn a_pause_holds_up_the_handle_and_a_priority_counts() -> Result<(), AllRefusal>
 fn closing_closes_the_limit() -> Result<(), AllRefusal> {
     let (any, calls) = limited(1);
     let held = any.try_acquire()?;
-    let mut wait = spawn(any.acquire());
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(any.acquire());
     assert!(any.close()? && calls.is_closed() && any.is_closed());
     assert_eq!(assert_ready_err!(wait.poll()).refusal(), Some(Refusal::Closed));
     assert!(!any.close()?);
@@ -220,8 +217,7 @@ fn a_request_behind_a_waiter_for_permits_in_use_has_no_retry_after() -> Result<(
                 false => AllRequest::new().cost("in flight", n),
             };
             let _held = any.try_acquire_many(of(held))?;
-            let mut wait = spawn(any.acquire_many(of(4)));
-            assert_pending!(wait.poll());
+            let _wait = spawn_pending(any.acquire_many(of(4)));
             for asked in [1, 2] {
                 let refusal = any.try_acquire_many(of(asked)).expect_err("a request waits");
                 assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 5 }), "{held}, {asked}");
@@ -241,8 +237,7 @@ fn a_request_behind_a_waiter_for_another_limit_names_that_limit() -> Result<(), 
         .with_counting("jobs", &jobs)
         .with_counting("in flight", &calls);
     let _held = jobs.try_acquire_many(2).expect("free permits");
-    let mut wait = spawn(both.acquire());
-    assert_pending!(wait.poll());
+    let _wait = spawn_pending(both.acquire());
     let refusal = both.try_acquire_many([("jobs", 0), ("in flight", 1)]).expect_err("a request waits");
     assert_eq!((refusal.refusal(), refusal.member()), (Some(Refusal::InUse { limit: 2 }), Some("jobs")));
     Ok(())
@@ -257,11 +252,9 @@ fn a_waiter_that_is_moved_back_is_not_refused_by_permits_in_use() -> Result<(), 
     let both = AllOf::new("rate", &rate).with_counting("in flight", &CountingLimit::new(100));
     drop(both.try_acquire()?);
     let low = Request::permits(1).priority(-1).within(Duration::from_millis(150));
-    let mut low = spawn(both.acquire_many(low));
-    assert_pending!(low.poll());
+    let mut low = spawn_pending(both.acquire_many(low));
     clock.advance(Duration::from_millis(50));
-    let mut high = spawn(both.acquire_many(Request::permits(1).priority(1)));
-    assert_pending!(high.poll());
+    let _high = spawn_pending(both.acquire_many(Request::permits(1).priority(1)));
     clock.advance(Duration::from_millis(10));
     let refusal = assert_ready_err!(low.poll());
     assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })), "{refusal:?}");

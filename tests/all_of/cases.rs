@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Bucket, MS, bucket, bucket_at, waiting_for_all};
+use crate::support::{Bucket, MS, bucket, bucket_at, spawn_pending};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock,
     Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
@@ -171,7 +171,7 @@ fn a_freed_permit_in_use_wakes_a_waiter() {
     let in_flight = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
     let permits = both.try_acquire().expect("the first");
-    let (mut first, mut second) = (waiting_for_all(both.acquire()), waiting_for_all(both.acquire()));
+    let (mut first, mut second) = (spawn_pending(both.acquire()), spawn_pending(both.acquire()));
     clock.advance(SECOND);
     assert!(!first.is_woken());
     // Its wait takes no permits of the rate.
@@ -192,9 +192,9 @@ fn a_time_limit_counts_for_permits_in_use_too() {
     let in_flight = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
     let _permits = both.try_acquire().expect("the first");
-    let patient = waiting_for_all(both.acquire());
-    let mut second = waiting_for_all(both.acquire_within(SECOND));
-    let mut first = waiting_for_all(both.acquire_within(500 * MS));
+    let patient = spawn_pending(both.acquire());
+    let mut second = spawn_pending(both.acquire_within(SECOND));
+    let mut first = spawn_pending(both.acquire_within(500 * MS));
     clock.advance(500 * MS);
     let refusal = assert_ready_err!(first.poll());
     assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 1 }));
@@ -209,9 +209,8 @@ fn a_time_limit_counts_for_permits_in_use_too() {
 fn a_dropped_wait_leaves_no_trace() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
-    let waits: Vec<_> = (0..100).map(|_| waiting_for_all(both.acquire())).collect();
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    let waits: Vec<_> = (0..100).map(|_| spawn_pending(both.acquire())).collect();
+    let mut plain = spawn_pending(a.acquire());
     clock.advance(500 * MS);
     drop(waits);
     clock.advance(500 * MS);
@@ -225,11 +224,10 @@ fn a_dropped_wait_leaves_no_trace() {
 fn a_grant_that_was_not_seen_goes_back_to_all() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
-    let first = waiting_for_all(both.acquire());
+    let first = spawn_pending(both.acquire());
     clock.advance(10 * SECOND);
     assert!(first.is_woken());
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    let mut plain = spawn_pending(a.acquire());
     drop(first);
     assert!(plain.is_woken());
     assert_ready_ok!(plain.poll());
@@ -240,10 +238,9 @@ fn a_grant_that_was_not_seen_goes_back_to_all() {
 fn a_leaked_wait_holds_up_no_request_beyond_its_turn() {
     let clock = ManualClock::new();
     let (a, _b, both) = used_up(&clock, 3 * SECOND);
-    std::mem::forget(waiting_for_all(both.acquire()));
-    let mut second = waiting_for_all(both.acquire());
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    std::mem::forget(spawn_pending(both.acquire()));
+    let mut second = spawn_pending(both.acquire());
+    let mut plain = spawn_pending(a.acquire());
     clock.advance(SECOND);
     assert_ready_ok!(plain.poll());
     clock.advance(5 * SECOND);
@@ -255,7 +252,7 @@ fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
     // Its gate lives on in the leaked future, and is served in order.
-    std::mem::forget(waiting_for_all(both.acquire()));
+    std::mem::forget(spawn_pending(both.acquire()));
     drop(both);
     clock.advance(SECOND);
     assert!(a.try_acquire().is_ok());
@@ -270,21 +267,18 @@ fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
 fn a_wait_for_one_member_does_not_hold_up_the_other() {
     let clock = ManualClock::new();
     let (a, _b, both) = used_up(&clock, Duration::from_secs(3600));
-    let mut wait = waiting_for_all(both.acquire());
+    let mut wait = spawn_pending(both.acquire());
     for _ in 1..3599 {
-        let mut plain = spawn(a.acquire());
-        assert_pending!(plain.poll());
+        let mut plain = spawn_pending(a.acquire());
         clock.advance(SECOND);
         assert_ready_ok!(plain.poll());
     }
     // Only the last permit before the composite's time is kept for it.
     assert_pending!(wait.poll());
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    let mut plain = spawn_pending(a.acquire());
     clock.advance(SECOND);
     assert_ready_ok!(plain.poll());
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    let mut plain = spawn_pending(a.acquire());
     clock.advance(SECOND);
     assert!(wait.is_woken() && !plain.is_woken());
     drop(assert_ready_ok!(wait.poll()));
@@ -305,7 +299,7 @@ fn a_composite_does_not_starve() {
     let mut crowd: Vec<_> = (0..10).flat_map(|_| [&a, &b]).map(|one| spawn(one.acquire_owned(1))).collect();
     crowd.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     let both = AllOf::new("a", &a).with("b", &b);
-    let mut wait = waiting_for_all(both.acquire());
+    let mut wait = spawn_pending(both.acquire());
     let mut seconds = 0;
     while !wait.is_woken() {
         clock.advance(100 * MS);
@@ -326,11 +320,9 @@ fn a_composite_does_not_starve() {
 fn it_stands_in_the_line_of_each_member() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, SECOND);
-    let mut before = spawn(a.acquire());
-    assert_pending!(before.poll());
-    let mut wait = waiting_for_all(both.acquire());
-    let mut behind = spawn(b.acquire_many(1));
-    assert_pending!(behind.poll());
+    let mut before = spawn_pending(a.acquire());
+    let mut wait = spawn_pending(both.acquire());
+    let mut behind = spawn_pending(b.acquire_many(1));
     clock.advance(SECOND);
     assert_ready_ok!(before.poll());
     // A permit of `b` is due that the composite cannot use yet, and another permit is available in
@@ -350,8 +342,8 @@ fn waiters_are_served_in_order_whatever_they_weigh() {
     let b = bucket(&clock, 1, 5);
     let both = AllOf::new("a", &a).with("b", &b);
     let _ = both.try_acquire_many([("a", 5), ("b", 5)]).expect("full");
-    let mut large = waiting_for_all(both.acquire_many([("b", 4)]));
-    let mut small = waiting_for_all(both.acquire_many([("b", 0)]));
+    let mut large = spawn_pending(both.acquire_many([("b", 4)]));
+    let mut small = spawn_pending(both.acquire_many([("b", 0)]));
     clock.advance(4 * SECOND - MS);
     assert!(!large.is_woken() && !small.is_woken());
     assert_eq!(both.status().waiting, 2);
@@ -365,24 +357,24 @@ fn waiters_are_served_in_order_whatever_they_weigh() {
 fn changes_and_refunds_of_a_member_act_now() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
-    let mut wait = waiting_for_all(both.acquire());
+    let mut wait = spawn_pending(both.acquire());
     b.refund(1);
     assert!(!wait.is_woken());
     clock.advance(SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    wait = waiting_for_all(both.acquire());
+    wait = spawn_pending(both.acquire());
     clock.advance(10 * SECOND);
     assert!(!wait.is_woken());
     b.set_rate(Rate::per_second(1));
     clock.advance(SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    let (mut one, mut other) = (waiting_for_all(both.acquire()), spawn(a.acquire()));
+    let (mut one, mut other) = (spawn_pending(both.acquire()), spawn(a.acquire()));
     assert_pending!(other.poll());
     drop(one);
     clock.advance(SECOND);
     assert_ready_ok!(other.poll());
     b.set_rate(Rate::per_second(2));
-    one = waiting_for_all(both.acquire());
+    one = spawn_pending(both.acquire());
     // Another permit is available in time.
     assert!(b.try_acquire().is_ok());
     b.set_rate(Rate::ZERO);
@@ -399,10 +391,10 @@ fn a_wait_that_would_take_too_long_is_refused_at_once() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
     assert_limited(assert_ready!(spawn(both.acquire_within(4 * SECOND)).poll()), "b", 6 * SECOND);
-    let mut wait = waiting_for_all(both.acquire_within(10 * SECOND));
+    let mut wait = spawn_pending(both.acquire_within(10 * SECOND));
     clock.advance(10 * SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    let mut refused = waiting_for_all(both.acquire_within(10 * SECOND));
+    let mut refused = spawn_pending(both.acquire_within(10 * SECOND));
     b.set_rate(Rate::per_hour(1));
     assert_ready_err!(refused.poll());
     clock.advance(SECOND);
@@ -417,7 +409,7 @@ fn with_a_member_that_is_shut_no_other_request_is_held_up() {
     let both = AllOf::new("a", &a).with("shut", &shut);
     let refusal = both.try_acquire().expect_err("shut");
     assert_eq!((refusal.member(), refusal.retry_after()), (Some("shut"), None));
-    let _wait = waiting_for_all(both.acquire());
+    let _wait = spawn_pending(both.acquire());
     for _ in 0..10 {
         assert!(a.try_acquire().is_ok());
         clock.advance(SECOND);
@@ -435,7 +427,7 @@ fn many_composites_do_not_hold_up_a_shared_member() {
     assert!(shared.try_acquire().is_ok());
     let mut waits: Vec<_> = users
         .iter()
-        .map(|user| waiting_for_all(AllOf::new("user", user).with("shared", &shared).acquire()))
+        .map(|user| spawn_pending(AllOf::new("user", user).with("shared", &shared).acquire()))
         .collect();
     for _ in 0..3000 {
         clock.advance(SECOND);
@@ -459,7 +451,7 @@ fn a_storm_of_users_leaves_no_trace() {
     let waits: Vec<_> = (0..300)
         .map(|_| {
             let user = bucket(&clock, 1, 1);
-            waiting_for_all(AllOf::new("user", &user).with("everybody", &all).acquire())
+            spawn_pending(AllOf::new("user", &user).with("everybody", &all).acquire())
         })
         .collect();
     drop(waits);
@@ -528,9 +520,8 @@ fn a_waker_that_panics_costs_no_waiter_its_turn() {
     let mut bad = Box::pin(both.acquire());
     let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
     assert!(bad.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
-    let mut good = waiting_for_all(both.acquire());
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    let mut good = spawn_pending(both.acquire());
+    let mut plain = spawn_pending(a.acquire());
     for _ in 0..50 {
         let step = std::panic::AssertUnwindSafe(|| clock.advance(100 * MS));
         let _ = std::panic::catch_unwind(step);
@@ -548,7 +539,7 @@ fn each_call_serves_the_waiters_that_are_due() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 2 * SECOND);
     let reserved = b.reserve(1).expect("a reservation");
-    let wait = waiting_for_all(both.acquire());
+    let wait = spawn_pending(both.acquire());
     clock.advance(4 * SECOND);
     assert!(wait.is_woken());
     drop((wait, reserved));

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use crate::support::{Bucket, bucket, bucket_at, waiting_for_all};
+use crate::support::{Bucket, bucket, bucket_at, spawn_pending};
 use tidegate::{AllOf, AllRefusal, CountingLimit, ManualClock, Rate, Refusal};
 use tokio_test::assert_ready_err;
-use tokio_test::task::spawn;
 
 fn refused(refusal: Refusal) -> AllRefusal {
     AllRefusal::from_member("calls", refusal)
@@ -31,7 +30,7 @@ fn a_limit_that_is_closed_or_lowered_refuses_thousands_of_waiters_at_once() {
         let clock = ManualClock::new();
         let (_rate, calls, both) = an_hour_and_two(&clock);
         let request = || both.acquire_many([("calls", 2)]);
-        let mut waits: Vec<_> = (0..5000).map(|_| waiting_for_all(request())).collect();
+        let mut waits: Vec<_> = (0..5000).map(|_| spawn_pending(request())).collect();
         match refusal {
             Refusal::Closed => assert!(calls.close()),
             _ => calls.set_limit(1),
@@ -51,7 +50,7 @@ fn a_closed_limit_refuses_all_waiters_of_many_composites_at_once() {
     let of_one = || AllOf::new("rate", &rate).with_counting("calls", &calls);
     let composites: Vec<_> = (0..1500).map(|_| of_one()).collect();
     let mut waits: Vec<_> =
-        composites.iter().flat_map(|both| (0..4).map(|_| waiting_for_all(both.acquire()))).collect();
+        composites.iter().flat_map(|both| (0..4).map(|_| spawn_pending(both.acquire()))).collect();
     assert!(calls.close());
     for wait in &mut waits {
         assert!(wait.is_woken());
@@ -68,7 +67,7 @@ fn a_closed_rate_refuses_all_composites_that_wait_for_another_limiter() {
     let owns: Vec<_> = (0..200).map(|_| bucket_at(&clock, Rate::per_hour(1), 1)).collect();
     assert!(owns.iter().all(|own| own.try_acquire().is_ok()));
     let of_one = |own| AllOf::new("own", own).with("all", &all);
-    let mut waits: Vec<_> = owns.iter().map(|own| waiting_for_all(of_one(own).acquire())).collect();
+    let mut waits: Vec<_> = owns.iter().map(|own| spawn_pending(of_one(own).acquire())).collect();
     assert!(all.close());
     for wait in &mut waits {
         assert!(wait.is_woken());
@@ -102,8 +101,7 @@ fn composites_that_leave_a_closed_limit_visit_no_other_waiters() {
         .collect();
     let context = &mut Context::from_waker(&waker);
     assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_pending()));
-    let mut plain = spawn(calls.acquire());
-    assert!(plain.poll().is_pending());
+    let mut plain = spawn_pending(calls.acquire());
     assert_eq!(calls.status().waiting, 1001);
     assert!(calls.close());
     assert_eq!(counter.waiters.load(Ordering::Relaxed), 0);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Bucket, MS, bucket, waiting_for_all};
+use crate::support::{Bucket, MS, bucket, spawn_pending};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, ManualClock, Pause, QueueBounds,
     Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
@@ -49,8 +49,7 @@ fn the_pause_of_a_member_is_reported_where_a_request_waits_for_it() {
         both.try_acquire().err().and_then(|refusal| refusal.refusal()),
         Some(Refusal::Paused { .. })
     ));
-    let mut waiter = spawn(both.acquire_within(5 * SECOND));
-    assert_pending!(waiter.poll());
+    let mut waiter = spawn_pending(both.acquire_within(5 * SECOND));
     b.pause_for(60 * SECOND);
     let refusal = assert_ready!(waiter.poll()).expect_err("too late").refusal();
     assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
@@ -92,8 +91,7 @@ fn a_waiter_for_a_paused_member_goes_on_when_it_is_resumed() {
 fn a_pause_that_comes_while_it_waits_moves_it() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     a.pause_for(5 * SECOND);
     // The debt of a second remains owed after the pause.
     clock.advance(6 * SECOND - MS);
@@ -106,10 +104,8 @@ fn a_pause_that_comes_while_it_waits_moves_it() {
 fn the_important_go_first() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
-    let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
-    assert!(first.poll().is_pending() && second.poll().is_pending());
-    let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(5)));
-    assert_pending!(urgent.poll());
+    let (mut first, mut second) = (spawn_pending(both.acquire()), spawn_pending(both.acquire()));
+    let mut urgent = spawn_pending(both.acquire_many(AllRequest::new().priority(5)));
     clock.advance(SECOND);
     assert_pending!(first.poll());
     assert!(assert_ready!(urgent.poll()).is_ok());
@@ -124,8 +120,7 @@ fn the_important_go_first() {
 fn the_important_go_first_in_the_line_of_a_member() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
-    let mut plain = spawn(a.acquire());
-    assert_pending!(plain.poll());
+    let mut plain = spawn_pending(a.acquire());
     let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
     let mut equal = spawn(both.acquire());
     assert!(urgent.poll().is_pending() && equal.poll().is_pending());
@@ -146,8 +141,7 @@ fn no_time_is_predicted_for_room_in_a_queue_for_permits_in_use() -> Result<(), R
     let all = AllOf::new("a", &a).with_counting("calls", &calls);
     let held = calls.try_acquire()?;
     all.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
-    let mut first = spawn(all.acquire_within(Duration::from_secs(100)));
-    assert_pending!(first.poll());
+    let mut first = spawn_pending(all.acquire_within(Duration::from_secs(100)));
     for _ in 0..3 {
         let refusal = assert_ready!(spawn(all.acquire_within(SECOND)).poll()).expect_err("full");
         let full = Refusal::QueueFull { retry_after: tidegate::Nanos::MAX };
@@ -191,8 +185,7 @@ fn the_status_is_that_of_each_member() {
     let held = all.try_acquire_many([("b", 3)]).expect("full");
     a.pause_for(SECOND);
     all.pause_for(3 * SECOND);
-    let mut wait = spawn(all.acquire());
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(all.acquire());
 
     let status = all.status();
     assert_eq!((status.waiting, status.paused_for), (1, 3 * SECOND));
@@ -233,10 +226,8 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
     for granted in [false, true] {
         let (a, _b, both, clock) = two();
         assert_eq!(a.try_acquire().map(drop), Ok(()));
-        let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
-        assert!(low.poll().is_pending() && plain.poll().is_pending());
-        let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
-        assert_pending!(urgent.poll());
+        let (mut low, mut plain) = (spawn_pending(both.acquire()), spawn_pending(a.acquire()));
+        let mut urgent = spawn_pending(both.acquire_many(AllRequest::new().priority(1)));
         if granted {
             clock.advance(SECOND);
             assert!(assert_ready!(urgent.poll()).is_ok());
@@ -257,13 +248,10 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
 fn the_position_of_a_waiter_passes_to_no_later_request() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
-    let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
-    assert!(low.poll().is_pending() && plain.poll().is_pending());
-    let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
-    assert_pending!(urgent.poll());
+    let (low, mut plain) = (spawn_pending(both.acquire()), spawn_pending(a.acquire()));
+    let mut urgent = spawn_pending(both.acquire_many(AllRequest::new().priority(1)));
     drop(low);
-    let mut late = spawn(both.acquire());
-    assert_pending!(late.poll());
+    let mut late = spawn_pending(both.acquire());
     clock.advance(SECOND);
     assert!(assert_ready!(urgent.poll()).is_ok());
     clock.advance(SECOND);
@@ -283,8 +271,7 @@ fn what_a_member_keeps_is_for_the_important() {
     assert_eq!(both.try_acquire().err(), Some(limited("b", 100 * MS)));
     assert!(both.try_acquire_many(AllRequest::new().priority(3)).is_ok());
     assert_eq!(b.status().available, 8);
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     clock.advance(SECOND);
     assert!(assert_ready!(waiting.poll()).is_ok(), "both are full again");
 }
@@ -298,8 +285,7 @@ fn a_reservation_is_not_delayed_where_a_share_is_kept() {
     clock.advance(4 * SECOND);
     a.keep_for_priority(3, 1);
     b.pause(Pause::lasting(SECOND / 2).keep_permits());
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     assert!(a.try_acquire().is_err(), "it would not accrue again in time");
     clock.advance(SECOND / 2);
     assert!(assert_ready!(waiting.poll()).is_ok());
@@ -325,8 +311,7 @@ fn a_member_in_shadow_lets_pass() {
         assert!(both.try_acquire().is_ok());
     }
     assert_eq!(both.try_acquire().err(), Some(limited("b", 100 * MS)));
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     clock.advance(100 * MS);
     assert!(assert_ready!(waiting.poll()).is_ok());
     assert_eq!(b.status().available, 0);
@@ -337,8 +322,7 @@ fn a_bound_on_a_member_is_not_for_composites() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
     a.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0).when_full(WhenFull::RefuseNewcomer));
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     clock.advance(SECOND);
     assert!(assert_ready!(waiting.poll()).is_ok());
 }
@@ -347,8 +331,7 @@ fn a_bound_on_a_member_is_not_for_composites() {
 fn a_composite_can_be_paused_by_itself() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
     let refusal = Refusal::Paused { retry_after: (7 * SECOND).into() };
@@ -382,8 +365,7 @@ fn a_composite_s_queue_can_be_bounded_and_watched() {
 fn a_rate_that_changes_moves_a_composite_up() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     a.reset();
     assert!(waiting.is_woken());
     assert!(assert_ready!(waiting.poll()).is_ok());
@@ -394,8 +376,7 @@ fn a_rate_that_changes_moves_a_composite_up() {
 fn a_share_that_is_kept_no_longer_frees_its_waiters() {
     let (_a, b, both, clock) = two();
     b.keep_for_priority(10, 1);
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     clock.advance(SECOND);
     b.keep_for_priority(0, 1);
     assert!(waiting.is_woken());
@@ -409,8 +390,7 @@ fn a_refund_reaches_a_waiter_behind_a_share() {
     let all = AllOf::new("a", &a);
     a.keep_for_priority(5, 1);
     assert_eq!(a.try_acquire_many(5).map(drop), Ok(()));
-    let mut waiting = spawn(all.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(all.acquire());
     a.refund(5);
     assert!(waiting.is_woken());
     assert!(assert_ready!(waiting.poll()).is_ok());
@@ -420,8 +400,7 @@ fn a_refund_reaches_a_waiter_behind_a_share() {
 fn shadow_frees_a_waiter_for_a_paused_member() {
     let (a, _b, both, _clock) = two();
     a.pause_for(Duration::MAX);
-    let mut waiting = spawn(both.acquire());
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(both.acquire());
     a.set_shadow(true);
     assert!(waiting.is_woken());
     assert!(assert_ready!(waiting.poll()).is_ok());
@@ -433,8 +412,7 @@ fn a_request_for_more_than_a_member_can_give_any_more_is_refused() {
     let a = bucket(&clock, 1, 10);
     let all = AllOf::new("a", &a);
     assert_eq!(a.try_acquire_many(10).map(drop), Ok(()));
-    let (mut big, mut small) = (spawn(all.acquire_many([("a", 5)])), spawn(all.acquire()));
-    assert!(big.poll().is_pending() && small.poll().is_pending());
+    let (mut big, mut small) = (spawn_pending(all.acquire_many([("a", 5)])), spawn_pending(all.acquire()));
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
     clock.advance(5 * SECOND);
     let refusal = Refusal::ExceedsLimit { requested: 5, limit: 3 };
@@ -461,12 +439,10 @@ fn counted_permits_are_not_held_for_a_request_that_asks_for_none() -> Result<(),
     let (a, count) = (bucket(&clock, 1, 1), CountingLimit::new(2));
     let both = AllOf::new("a", &a).with_counting("n", &count);
     let out = count.try_acquire_many(2)?;
-    let mut first = spawn(both.acquire_many([("n", 2)]));
-    assert_pending!(first.poll());
+    let first = spawn_pending(both.acquire_many([("n", 2)]));
     a.try_acquire()?;
     drop(out);
-    let mut second = spawn(both.acquire_many([("n", 0)]));
-    assert_pending!(second.poll());
+    let _second = spawn_pending(both.acquire_many([("n", 0)]));
     drop(first);
     assert_eq!(count.available(), 2);
     Ok(())
@@ -658,7 +634,7 @@ fn a_composite_that_is_closed_blames_no_open_member() {
     // first.
     let (a, b, both, _clock) = two();
     assert!(both.try_acquire().is_ok());
-    let mut wait = waiting_for_all(both.acquire());
+    let mut wait = spawn_pending(both.acquire());
     let mut reservation = both.reserve(1).expect("a reservation");
     assert!(both.close());
     let itself = Some(AllRefusal::from(Refusal::Closed));
@@ -756,8 +732,7 @@ fn a_waiter_at_a_member_is_behind_an_empty_limiter_after_the_pause_of_a_composit
         let (both, [requests, _], clock) = full_pair(policies);
         assert!(requests.try_acquire_many(20).is_ok());
         both.pause_for(SECOND);
-        let mut wait = spawn(requests.acquire_many(20));
-        assert_pending!(wait.poll());
+        let mut wait = spawn_pending(requests.acquire_many(20));
         clock.advance(2 * SECOND - Duration::from_nanos(1));
         assert_pending!(wait.poll(), "{policies:?}");
         clock.advance(Duration::from_nanos(1));
@@ -798,7 +773,7 @@ fn no_call_of_a_paused_composite_takes_the_turn_of_a_reservation_at_a_member() {
         both.pause_for(SECOND);
         let mut reservation = requests.reserve(5).expect("a reservation");
         assert_eq!(reservation.due_in(), SECOND / 4);
-        let _wait = waits.then(|| waiting_for_all(both.acquire()));
+        let _wait = waits.then(|| spawn_pending(both.acquire()));
         clock.advance(SECOND);
         call(both);
         assert!(reservation.claim());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::asked::Asked;
 use crate::support::counted::Counted;
-use crate::support::{estimate, waiting_for_all};
+use crate::support::{estimate, spawn_pending};
 use tidegate::{AllOf, AllRequest, ManualClock, Rate, RateLimiter, SmoothBursty, TokenBucket};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -24,7 +24,7 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
     let (a, b) = (limiter(), limiter());
     let both = AllOf::new("a", &a).with("b", &b);
     let mut reservation = Some(estimate(&a, 1).expect("available"));
-    let waits: Vec<_> = (0..MANY).map(|_| waiting_for_all(both.acquire())).collect();
+    let waits: Vec<_> = (0..MANY).map(|_| spawn_pending(both.acquire())).collect();
     let count = || {
         let counts = [&a, &b].map(|member| {
             let Asked { times, weighed, .. } = member.policy();

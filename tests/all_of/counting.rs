@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::hooked::Hooked;
-use crate::support::{Bucket, MS, bucket, bucket_at, costs, waiting_for_all};
+use crate::support::{Bucket, MS, bucket, bucket_at, costs, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::all_of::AcquireAll;
@@ -40,11 +40,10 @@ fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire().expect("one");
-    let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
-    let mut middle = waiting_for_all(both.acquire_many([("calls", 2)]));
-    let mut small = waiting_for_all(both.acquire());
-    let mut other = spawn(calls.acquire_many(1));
-    assert_pending!(other.poll());
+    let mut large = spawn_pending(both.acquire_many([("calls", 4)]));
+    let mut middle = spawn_pending(both.acquire_many([("calls", 2)]));
+    let mut small = spawn_pending(both.acquire());
+    let mut other = spawn_pending(calls.acquire_many(1));
     calls.set_limit(3);
     assert!(large.is_woken());
     assert_eq!(assert_ready_err!(large.poll()), exceeds(4, 3));
@@ -64,8 +63,8 @@ fn a_lowered_limit_refuses_a_waiter_whose_rates_are_not_due() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     rate.pause_for(Duration::from_secs(3600));
-    let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
-    let mut small = waiting_for_all(both.acquire());
+    let mut large = spawn_pending(both.acquire_many([("calls", 4)]));
+    let mut small = spawn_pending(both.acquire());
     calls.set_limit(3);
     assert!(large.is_woken() && !small.is_woken());
     assert_eq!(assert_ready_err!(large.poll()), exceeds(4, 3));
@@ -79,9 +78,9 @@ fn a_lowered_limit_refuses_a_waiter_in_the_middle() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     rate.pause(Pause::lasting(SECOND).keep_permits());
-    let mut first = waiting_for_all(both.acquire_many([("calls", 0)]));
-    let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
-    let mut small = waiting_for_all(both.acquire());
+    let mut first = spawn_pending(both.acquire_many([("calls", 0)]));
+    let mut large = spawn_pending(both.acquire_many([("calls", 4)]));
+    let mut small = spawn_pending(both.acquire());
     calls.set_limit(2);
     assert!(!first.is_woken() && large.is_woken() && !small.is_woken());
     assert_eq!(assert_ready_err!(large.poll()), exceeds(4, 2));
@@ -94,8 +93,8 @@ fn a_limit_lowered_to_zero_and_raised_serves_what_still_waits() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire_many(4).expect("all");
-    let mut two = waiting_for_all(both.acquire_many([("calls", 2)]));
-    let mut one = waiting_for_all(both.acquire());
+    let mut two = spawn_pending(both.acquire_many([("calls", 2)]));
+    let mut one = spawn_pending(both.acquire());
     calls.set_limit(0);
     assert_eq!(assert_ready_err!(two.poll()), exceeds(2, 0));
     drop(held);
@@ -117,10 +116,10 @@ fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     let other = AllOf::new("tokens", &tokens).with_counting("calls", &calls);
     let held = calls.try_acquire().expect("one");
     let (mut a, mut b) = (
-        waiting_for_all(both.acquire_many([("calls", 4)])),
-        waiting_for_all(other.acquire_many([("tokens", 9), ("calls", 4)])),
+        spawn_pending(both.acquire_many([("calls", 4)])),
+        spawn_pending(other.acquire_many([("tokens", 9), ("calls", 4)])),
     );
-    let mut c = waiting_for_all(other.acquire_many([("tokens", 5), ("calls", 2)]));
+    let mut c = spawn_pending(other.acquire_many([("tokens", 5), ("calls", 2)]));
     calls.set_limit(3);
     assert_eq!(assert_ready_err!(a.poll()), exceeds(4, 3));
     assert_eq!(assert_ready_err!(b.poll()), exceeds(4, 3));
@@ -138,7 +137,7 @@ fn a_composite_whose_rate_is_not_due_keeps_no_permit() {
     let calls = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     let held = calls.try_acquire().expect("the only one");
-    let mut kept = waiting_for_all(both.acquire());
+    let mut kept = spawn_pending(both.acquire());
     clock.advance(SECOND);
     // The composite waits only for a call, so the rate serves others meanwhile.
     assert!(rate.try_acquire().is_ok());
@@ -164,7 +163,7 @@ fn a_composite_that_waits_for_one_limit_keeps_no_permit_of_another() {
     // Regardless of the order in which the members are asked.
     for (free, busy) in [(0, 1), (1, 0)] {
         let held = limits[busy].try_acquire().expect("the only one");
-        let mut wait = waiting_for_all(all.acquire());
+        let mut wait = spawn_pending(all.acquire());
         assert_eq!(limits[free].available(), 1);
         drop(limits[free].try_acquire().expect("no wait keeps it"));
         clock.advance(SECOND);
@@ -183,7 +182,7 @@ fn a_granted_composite_holds_its_permits_until_it_is_dropped() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire_many(4).expect("all");
-    let unseen = waiting_for_all(both.acquire_many([("calls", 3)]));
+    let unseen = spawn_pending(both.acquire_many([("calls", 3)]));
     drop(held);
     assert!(unseen.is_woken());
     assert_eq!(calls.available(), 1);
@@ -454,7 +453,7 @@ fn a_composite_does_not_starve_beside_a_busy_rate_and_a_busy_limit() {
     let (rate, calls) = (bucket(&clock, 1, 1), CountingLimit::new(1));
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     let mut crowd = Crowd::new(&calls);
-    let mut wait = waiting_for_all(both.acquire());
+    let mut wait = spawn_pending(both.acquire());
     let mut plain = spawn(rate.acquire_owned(1));
     let mut served = false;
     for _ in 0..20 {
@@ -480,7 +479,7 @@ fn a_composite_does_not_starve_beside_two_busy_limits() {
     let rate = bucket(&clock, 10, 10);
     let all = AllOf::new("rate", &rate).with_counting("one", &limits[0]).with_counting("other", &limits[1]);
     let mut crowds = [Crowd::new(&limits[0]), Crowd::new(&limits[1])];
-    let mut wait = waiting_for_all(all.acquire());
+    let mut wait = spawn_pending(all.acquire());
     for round in 0..20 {
         clock.advance(SECOND);
         crowds[round % 2].next();
@@ -499,8 +498,8 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     let rate = bucket(&clock, 10, 10);
     let all = AllOf::new("rate", &rate).with_counting("x", &x).with_counting("y", &y);
     let (held, _busy) = (x.try_acquire_many(2).expect("two"), y.try_acquire().expect("the only one"));
-    let mut first = waiting_for_all(all.acquire_within(SECOND));
-    let mut second = waiting_for_all(all.acquire_many([("x", 2), ("y", 0)]));
+    let mut first = spawn_pending(all.acquire_within(SECOND));
+    let mut second = spawn_pending(all.acquire_many([("x", 2), ("y", 0)]));
     clock.advance(SECOND);
     assert_ready_err!(first.poll());
     assert!(!second.is_woken());

@@ -5,14 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::bucket;
+use crate::support::{bucket, spawn_pending};
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyPolicy, CountingLimit, Events,
     ManualClock, RateLimiter, Refusal, Request, TokenBucket,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use tokio_test::{assert_ready_err, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -148,8 +148,7 @@ fn a_wait_reports_what_its_grant_left() {
     let mut at_once = spawn(api.acquire_many(request()));
     assert_eq!(available(&left(&assert_ready_ok!(at_once.poll()))), [1, 6]);
     let _permits = api.try_acquire_many([("tokens", 4)]).unwrap();
-    let mut waits = spawn(api.acquire_many(request()));
-    assert_pending!(waits.poll());
+    let mut waits = spawn_pending(api.acquire_many(request()));
     let mut late = spawn(api.acquire_many(request().within(SECOND)));
     let late = assert_ready_err!(late.poll());
     assert_eq!((late.left().unwrap().waiting, late.member()), (1, Some("tokens")));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Bucket, bucket};
+use crate::support::{Bucket, bucket, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
@@ -187,9 +187,7 @@ proptest! {
 
 /// Returns a waiter of a composite of a shared limiter and the user's own.
 fn user(all: &Bucket, own: &Bucket, n: u32) -> Waiting {
-    let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many([("all", n)]));
-    assert!(wait.poll().is_pending());
-    wait
+    spawn_pending(AllOf::new("user", own).with("all", all).acquire_many([("all", n)]))
 }
 
 #[test]
@@ -299,13 +297,10 @@ fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     let _far: Vec<_> = (0..100)
         .map(|_| {
             let all = AllOf::new("hour", &hour).with("a", &a).with("b", &b);
-            let mut wait = spawn(all.acquire_many([("hour", 200)]));
-            assert!(wait.poll().is_pending());
-            wait
+            spawn_pending(all.acquire_many([("hour", 200)]))
         })
         .collect();
-    let mut wait = spawn(AllOf::new("a", &a).with("b", &b).acquire());
-    assert!(wait.poll().is_pending());
+    let mut wait = spawn_pending(AllOf::new("a", &a).with("b", &b).acquire());
     let mut crowd: Vec<_> = (0..6).map(|which| spawn([&a, &b][which % 2].acquire_owned(1))).collect();
     crowd.iter_mut().for_each(|wait| assert!(wait.poll().is_pending()));
     for _ in 0..100 {
@@ -335,9 +330,7 @@ fn two_hundred_users(
         .iter()
         .map(|own| {
             let request = within.into_iter().fold(AllRequest::from([("all", 2)]), AllRequest::within);
-            let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many(request));
-            assert!(wait.poll().is_pending());
-            wait
+            spawn_pending(AllOf::new("user", own).with("all", all).acquire_many(request))
         })
         .collect();
     (owns, waits)

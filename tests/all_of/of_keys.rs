@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Bucket, MS, bucket};
+use crate::support::{Bucket, MS, bucket, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
@@ -35,8 +35,7 @@ fn once_closed_it_refuses_all_keys() {
     let (users, all, api, clock) = users_and_all();
     let other = api.clone();
     assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
-    let mut wait = spawn(api.acquire("alice"));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(api.acquire("alice"));
     assert!(other.close() && !api.close() && api.is_closed());
     assert!(wait.is_woken());
     let closed = |refusal: AllRefusal| refusal.refusal() == Some(Refusal::Closed);
@@ -159,12 +158,10 @@ fn a_refusal_names_the_tightest_and_takes_nothing() -> Result<(), AllRefusal> {
 fn a_key_that_is_removed_starts_anew_beside_its_waiters() {
     let (users, _all, api, clock) = users_and_all();
     assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
-    let mut wait = spawn(api.acquire("alice"));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(api.acquire("alice"));
     assert!(users.remove("alice"));
     assert!(api.try_acquire("alice").is_ok(), "a new key");
-    let mut other = spawn(api.acquire_many("alice", [("user", 2)]));
-    assert_pending!(other.poll());
+    let mut other = spawn_pending(api.acquire_many("alice", [("user", 2)]));
     clock.advance(500 * MS);
     assert_eq!(assert_ready_ok!(wait.poll()).waited(), 500 * MS);
     assert_eq!(assert_ready_ok!(other.poll()).waited(), 500 * MS);
@@ -387,8 +384,7 @@ fn a_key_of_a_handle_is_forgotten_when_its_calls_end() -> Result<(), AllRefusal>
     assert!(calls.is_empty());
     let held = any.try_acquire("alice")?;
     assert!(any.try_acquire("alice").is_err());
-    let mut wait = spawn(any.acquire("alice"));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(any.acquire("alice"));
     drop(held);
     let held = assert_ready_ok!(wait.poll());
     drop(wait);
@@ -414,8 +410,7 @@ fn a_member_that_is_closed_ends_the_waits_of_all_keys() {
     for closed in ["all", "user"] {
         let (users, all, api, _clock) = users_and_all();
         assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
-        let mut wait = spawn(api.acquire("alice"));
-        assert_pending!(wait.poll());
+        let mut wait = spawn_pending(api.acquire("alice"));
         assert!(if closed == "all" { all.close() } else { users.close() });
         assert!(wait.is_woken(), "{closed}");
         assert_eq!(assert_ready_err!(wait.poll()), expected(closed));
@@ -441,8 +436,7 @@ fn the_observer_is_notified_once_of_each_call() {
     assert!(api.try_acquire("alice").is_err());
     assert!(api.try_acquire_many("alice", AllRequest::new().exempt()).is_ok());
     let _bobs = assert_ready_ok!(spawn(api.acquire("bob")).poll());
-    let mut wait = spawn(api.acquire("alice"));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(api.acquire("alice"));
     assert!(api.try_acquire("alice").is_err());
     let full = assert_ready_err!(spawn(api.acquire("alice")).poll());
     assert!(matches!(full, AllRefusal::Queue { refusal: Refusal::QueueFull { .. }, .. }));
@@ -463,8 +457,7 @@ fn a_thread_waits_in_the_queue_of_its_key_until_it_is_served_or_cancelled() {
         api.blocking_acquire_many("alice", [("user", 2)]).map(|permits| permits.waited()),
         Ok(Duration::ZERO)
     );
-    let mut ahead = spawn(api.acquire("alice"));
-    assert_pending!(ahead.poll());
+    let mut ahead = spawn_pending(api.acquire("alice"));
     let token = CancelToken::new();
     thread::scope(|scope| {
         let until = |waiting| {

@@ -4,10 +4,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate::{AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, ManualClock, Refusal, Request};
-use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_ok};
 
-use crate::support::{Bucket, MS, bucket};
+use crate::support::{Bucket, MS, bucket, spawn_pending};
 
 fn two(clock: &ManualClock) -> (Bucket, Bucket, AllOf<ManualClock>) {
     let (small, large) = (bucket(clock, 10, 50), bucket(clock, 10, 80));
@@ -63,8 +62,7 @@ fn a_waiter_takes_what_all_have_at_its_turn() {
     small.drain();
     large.debit(90);
     let request = AllRequest::from(Request::permits(30).at_least(5));
-    let mut wait = spawn(all.acquire_many(request.clone()));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(all.acquire_many(request.clone()));
     // Five are available after 1.5 s, and twelve when it runs.
     clock.jump(2200 * MS);
     assert_eq!(assert_ready_ok!(wait.poll()).permits(), 12);
@@ -83,8 +81,7 @@ fn a_dropped_grant_leaves_no_trace() {
     let clock = ManualClock::new();
     let (small, large, all) = two(&clock);
     small.drain();
-    let mut wait = spawn(all.acquire_many(Request::up_to(30)));
-    assert_pending!(wait.poll());
+    let wait = spawn_pending(all.acquire_many(Request::up_to(30)));
     clock.jump(2000 * MS);
     assert_eq!((left(&small), left(&large)), (0, 60));
     drop(wait);
@@ -97,16 +94,14 @@ fn requests_leave_what_others_wait_for() {
     let clock = ManualClock::new();
     let (small, large, all) = two(&clock);
     small.drain();
-    let mut wait = spawn(all.acquire_many(AllRequest::new().cost("small", 30)));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(all.acquire_many(AllRequest::new().cost("small", 30)));
     clock.advance(1000 * MS);
     // At the member itself: the composite is not due, and one permit delays it by at most one
     // permit.
     assert_eq!(large.try_acquire_many(Request::up_to(60)).map(|grant| grant.permits()), Ok(1));
     let important = AllRequest::from(Request::up_to(60)).priority(1);
     assert_eq!(all.try_acquire_many(important).expect("ten are available").permits(), 1);
-    let mut behind = spawn(small.acquire_many(Request::up_to(60)));
-    assert_pending!(behind.poll());
+    let mut behind = spawn_pending(small.acquire_many(Request::up_to(60)));
     clock.advance(2100 * MS);
     let _permits = assert_ready_ok!(wait.poll());
     assert_pending!(behind.poll());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Bucket, bucket, waiting_for_all};
+use crate::support::{Bucket, bucket, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
@@ -33,14 +33,14 @@ fn limited(retry_after: Duration) -> AllRefusal {
 #[test]
 fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
     let (_a, _b, both, clock) = two();
-    let mut first = waiting_for_all(both.acquire_many([("a", 10)]));
+    let mut first = spawn_pending(both.acquire_many([("a", 10)]));
     let request = || AllRequest::new().cost("a", 0);
     let refusal = assert_ready!(spawn(both.acquire_many(request().within(2 * SECOND))).poll()).err();
     assert_eq!(refusal, Some(limited(8 * SECOND)));
     assert_eq!(both.try_acquire_many(request()).err(), Some(limited(10 * SECOND)));
     let mut reservation = both.reserve(request()).expect("a reservation");
     assert_eq!(reservation.due_in(), 10 * SECOND);
-    let mut within = waiting_for_all(both.acquire_many(request().within(10 * SECOND)));
+    let mut within = spawn_pending(both.acquire_many(request().within(10 * SECOND)));
     clock.advance(10 * SECOND - NANOSECOND);
     assert!(!reservation.claim());
     assert_pending!(first.poll());
@@ -53,9 +53,9 @@ fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
 #[test]
 fn the_pause_of_a_member_is_reported_to_a_request_behind_others() {
     let (a, _b, both, _clock) = two();
-    let _first = waiting_for_all(both.acquire());
+    let _first = spawn_pending(both.acquire());
     let request = || AllRequest::new().cost("a", 0);
-    let mut waits = waiting_for_all(both.acquire_many(request().within(5 * SECOND)));
+    let mut waits = spawn_pending(both.acquire_many(request().within(5 * SECOND)));
     a.pause_for(9 * SECOND);
     let paused = |retry_after: Duration| {
         Some(AllRefusal::from_member("a", Refusal::Paused { retry_after: retry_after.into() }))
@@ -68,7 +68,7 @@ fn the_pause_of_a_member_is_reported_to_a_request_behind_others() {
 #[test]
 fn a_request_waits_behind_many() {
     let (_a, b, both, _clock) = two();
-    let _waits: Vec<_> = (0..40).map(|_| waiting_for_all(both.acquire_many([("a", 10)]))).collect();
+    let _waits: Vec<_> = (0..40).map(|_| spawn_pending(both.acquire_many([("a", 10)]))).collect();
     assert_eq!(both.try_acquire_many([("a", 0)]).err(), Some(limited(400 * SECOND)));
     // On its own the other member has permits long before.
     assert_eq!(b.status().next_in, Duration::ZERO);

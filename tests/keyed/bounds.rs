@@ -11,7 +11,7 @@ use tidegate::{
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
-use crate::support::MS;
+use crate::support::{MS, spawn_pending};
 
 type Keys = KeyedRateLimiter<u64, TokenBucket, ManualClock>;
 
@@ -76,8 +76,7 @@ fn no_waiter_is_displaced() -> Result<(), Refusal> {
     keys.try_acquire(&0)?;
     let bounds = QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest);
     keys.limiter(&0)?.set_queue_bounds(bounds);
-    let mut wait = spawn(keys.acquire(&0));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(keys.acquire(&0));
     assert_eq!(assert_ready!(spawn(keys.acquire(&0)).poll()).err(), full(200 * MS));
     assert_pending!(wait.poll());
     Ok(())

@@ -8,16 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::support::MS;
 use crate::support::polled::{Future, poll};
+use crate::support::{MS, spawn_pending};
 use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
     AnyPolicy, Clock, FixedWindow, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, Policy, PolicyError,
     Rate, RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
 };
-use tokio_test::assert_pending;
-use tokio_test::task::spawn;
 
 type Keys = KeyedRateLimiter<u64, TokenBucket, ManualClock>;
 
@@ -161,8 +159,7 @@ fn a_line_that_went_along_settles() -> Result<(), Refusal> {
         let (keys, clock) = one_per_second(1);
         let keys = keys.when_full(WhenKeysFull::EvictLeastUsed);
         keys.try_acquire(&1)?;
-        let mut waiting = spawn(keys.acquire(&1));
-        assert_pending!(waiting.poll());
+        let waiting = spawn_pending(keys.acquire(&1));
         clock.advance(500 * MS);
         keys.set_rate_all(rate);
         drop(waiting);

@@ -19,7 +19,7 @@ use tidegate::{
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
-use crate::support::MS;
+use crate::support::{MS, spawn_pending};
 
 type Keys = KeyedCountingLimit<u64>;
 
@@ -94,8 +94,7 @@ fn a_key_grants_what_is_free_and_reports_its_status() -> Result<(), Refusal> {
     assert_eq!(keys.try_acquire_up_to(&1, 9).err(), Some(Refusal::InUse { limit: 3 }));
     assert_eq!(keys.try_acquire_up_to(&1, 0).err(), Some(Refusal::ZeroPermits));
     assert_eq!(keys.try_acquire_up_to(&2, 9).err(), Some(Refusal::TooManyKeys { limit: 1 }));
-    let mut wait = spawn(keys.acquire(&1));
-    assert_pending!(wait.poll());
+    let wait = spawn_pending(keys.acquire(&1));
     assert_eq!((told(1), told(2)), ((3, 0, 1), (3, 3, 0)));
     drop((wait, held, rest));
     assert!(keys.is_empty());
@@ -139,11 +138,9 @@ fn a_waiting_request_keeps_its_key_and_its_turn() -> Result<(), Refusal> {
 fn a_dropped_wait_leaves_no_trace() -> Result<(), Refusal> {
     let keys = Keys::new(1, 10);
     let held = keys.try_acquire(&1)?;
-    let mut wait = spawn(keys.acquire(&1));
-    assert_pending!(wait.poll());
+    let wait = spawn_pending(keys.acquire(&1));
     drop(wait);
-    let mut wait = spawn(keys.acquire(&1));
-    assert_pending!(wait.poll());
+    let wait = spawn_pending(keys.acquire(&1));
     drop(held);
     assert!(wait.is_woken(), "granted, and not polled after that");
     drop(wait);
@@ -208,8 +205,7 @@ fn a_handle_keeps_its_key_until_it_is_gone() -> Result<(), Refusal> {
 fn a_closed_limit_refuses_all_keys_and_forgets_them() -> Result<(), Refusal> {
     let keys = Keys::new(1, 10);
     let held = (keys.try_acquire(&1)?, keys.limit(&2)?);
-    let mut wait = spawn(keys.acquire(&1));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(keys.acquire(&1));
     assert!(keys.close() && keys.is_closed());
     assert!(wait.is_woken());
     assert_eq!(assert_ready!(wait.poll()).err(), Some(Refusal::Closed));
@@ -257,8 +253,7 @@ fn replan_changes_the_limits_of_keys_in_use() -> Result<(), Refusal> {
         _ => of.load(Ordering::Relaxed),
     });
     let _held = (keys.try_acquire(&1)?, keys.try_acquire(&7)?);
-    let mut wait = spawn(keys.acquire(&1));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(keys.acquire(&1));
     limit.store(2, Ordering::Relaxed);
     keys.replan();
     assert!(wait.is_woken());

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::support::MS;
 use crate::support::polled::{Future, poll};
+use crate::support::{MS, spawn_pending};
 use proptest::prelude::*;
 use tidegate::keyed::KeyEvents;
 use tidegate::{
@@ -209,8 +209,7 @@ fn the_observer_of_one_key_is_notified_as_well() -> Result<(), Refusal> {
     assert!(!keys.limiter(&1)?.observe(Arc::new(Statistics::new())));
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;
-    let mut waiting = spawn(keys.acquire(&1));
-    assert_pending!(waiting.poll());
+    let waiting = spawn_pending(keys.acquire(&1));
     drop(waiting);
     keys.try_acquire_many(&1, Request::permits(1).exempt())?;
     let granted = Event::Granted(1, Duration::ZERO);
@@ -224,8 +223,7 @@ fn the_observer_of_one_key_is_notified_as_well() -> Result<(), Refusal> {
 fn an_observer_of_all_keys_keeps_no_key() -> Result<(), Refusal> {
     let (keys, clock, log) = watched(1, WhenKeysFull::EvictLeastUsed);
     keys.try_acquire(&1)?;
-    let mut waiting = spawn(keys.acquire(&1));
-    assert_pending!(waiting.poll());
+    let waiting = spawn_pending(keys.acquire(&1));
     drop(waiting);
     // The key has no line now, so another key can take its slot before the key is idle (as new).
     clock.advance(500 * MS);

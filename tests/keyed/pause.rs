@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change};
 use tidegate::{
@@ -209,8 +210,7 @@ fn keys_are_no_limiters_again_when_the_pause_is_over() -> Result<(), Refusal> {
         let (keys, clock) = keys(text);
         keys.try_acquire(&0)?;
         keys.pause_all_for(SECOND);
-        let mut wait = spawn(keys.acquire(&0));
-        assert_pending!(wait.poll());
+        let mut wait = spawn_pending(keys.acquire(&0));
         clock.advance(3 * SECOND);
         let _ = wait.poll();
         drop(wait);

@@ -18,8 +18,8 @@ use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
 use super::change::POLICIES;
-use crate::support::MS;
 use crate::support::polled::{Future, poll};
+use crate::support::{MS, spawn_pending};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -164,8 +164,7 @@ fn a_policy_of_another_kind() {
         assert_eq!(keys.try_acquire_many(&key, 10).map(drop), Ok(()));
         set(&map, key, "sliding_log 10/min");
     }
-    let mut wait = spawn(keys.acquire(&2));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(keys.acquire(&2));
     clock.advance(3 * SECOND / 4);
     assert_eq!(keys.replan(), 1);
     assert_eq!(keys.status(&1).available, 0);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use tidegate::policy::Change;
 use tidegate::{
     AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Pause, Rate, RateLimiter, Refusal, Request,
@@ -65,8 +66,7 @@ fn waiters_pass_when_it_begins() -> Result<(), Refusal> {
     drop(waits);
     assert_eq!(statistics.snapshot().shadowed, 3);
     users.set_shadow_all(false);
-    let mut wait = spawn(users.acquire(&1));
-    assert_pending!(wait.poll());
+    let _wait = spawn_pending(users.acquire(&1));
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::support::MS;
 use crate::support::polled::{Future, poll};
+use crate::support::{MS, spawn_pending};
 use proptest::prelude::*;
 use tidegate::keyed::KeyPolicy;
 use tidegate::{
@@ -153,8 +153,7 @@ async fn waiters_for_a_key_are_served_in_order() -> Result<(), Refusal> {
 fn a_try_does_not_overtake_a_waiter_for_the_key() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
-    let mut waiting = spawn(keys.acquire(&1));
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(keys.acquire(&1));
     assert_eq!(keys.status(&1).waiting, 1);
     clock.advance(Duration::from_secs(1));
     assert!(keys.try_acquire(&1).is_err());
@@ -166,8 +165,7 @@ fn a_dropped_wait_leaves_no_trace() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     for _ in 0..100 {
-        let mut waiting = spawn(keys.acquire(&1));
-        assert_pending!(waiting.poll());
+        let _waiting = spawn_pending(keys.acquire(&1));
     }
     clock.advance(Duration::from_secs(1));
     assert_eq!(keys.status(&1).available, 1);
@@ -179,8 +177,7 @@ fn a_dropped_wait_leaves_no_trace() {
 fn a_key_with_a_waiter_is_not_forgotten() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::EvictLeastUsed);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
-    let mut waiting = spawn(keys.acquire(&1));
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(keys.acquire(&1));
     assert!(keys.try_acquire(&2).is_err());
     clock.advance(Duration::from_secs(1));
     assert_eq!(assert_ready!(waiting.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
@@ -264,8 +261,7 @@ fn a_request_with_a_key() -> Result<(), Refusal> {
 fn a_waiter_for_a_removed_key_is_served() {
     let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
-    let mut waiting = spawn(keys.acquire(&1));
-    assert_pending!(waiting.poll());
+    let mut waiting = spawn_pending(keys.acquire(&1));
     assert!(keys.remove(&1));
     assert_eq!(keys.len(), 0);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()), "it starts as new");
@@ -450,8 +446,7 @@ fn a_key_is_lowered_and_gives_its_available_permits() {
     assert_eq!(statistics.snapshot().permits, 32);
     assert_eq!(keys.keep_at_most(&3, 1), Err(Refusal::TooManyKeys { limit: 2 }));
     // A key with waiting requests.
-    let mut wait = spawn(keys.acquire_many(&1, Request::permits(15).at_least(10)));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(keys.acquire_many(&1, Request::permits(15).at_least(10)));
     clock.advance(Duration::from_millis(800));
     assert_eq!(keys.keep_at_most(&1, 3), Ok(5));
     clock.jump(Duration::from_millis(900));
@@ -467,8 +462,7 @@ async fn a_handle_to_keys_has_calls_by_key() {
     assert_eq!(any.try_acquire_many(1u64, 1).expect_err("one permit").retry_after(), Some(1000 * MS));
     assert!(any.acquire_now(1u64, 1).await.is_err());
     assert!(any.acquire_within(1u64, 999 * MS).await.is_err());
-    let mut wait = spawn(any.acquire(1u64));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(any.acquire(1u64));
     clock.advance(1000 * MS);
     assert_eq!(assert_ready!(wait.poll()).expect("a permit").waited(), 1000 * MS);
     for answer in [any.try_acquire(2u64), any.acquire_now(2u64, 1).await, any.acquire_many(2u64, 1).await] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::without_burst;
+use crate::support::{spawn_pending, without_burst};
 use tidegate::{
     AllOf, AllRefusal, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, Request, Statistics,
     TokenBucket,
@@ -79,8 +79,7 @@ fn no_call_gets_a_permit_any_more() {
 fn a_grant_from_before_stays() -> Result<(), Refusal> {
     let (limiter, clock) = without_burst(Rate::per_second(1));
     limiter.try_acquire()?;
-    let mut wait = spawn(limiter.acquire());
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(limiter.acquire());
     let mut reservation = limiter.reserve(1)?;
     clock.advance(2 * SECOND);
     limiter.close();
@@ -97,8 +96,7 @@ fn a_refusal_distinguishes_a_pause_from_a_limit() -> Result<(), Refusal> {
     limiter.try_acquire()?;
     let limited = Refusal::Limited { retry_after: SECOND.into() };
     assert_eq!(limiter.try_acquire(), Err(limited));
-    let mut late = spawn(limiter.acquire_within(SECOND));
-    assert_pending!(late.poll());
+    let mut late = spawn_pending(limiter.acquire_within(SECOND));
     limiter.pause_for(10 * SECOND);
     // The pause makes this waiter too late. The debt of a second remains owed after the pause.
     assert_eq!(assert_ready!(late.poll()), Err(Refusal::Paused { retry_after: (10 * SECOND).into() }));
@@ -144,8 +142,7 @@ fn a_closed_member_refuses_the_waiters_of_a_composite() -> Result<(), AllRefusal
         let (a, b, calls) = (bucket(), bucket(), CountingLimit::new(1));
         let all = AllOf::new("a", &a).with("b", &b).with_counting("calls", &calls);
         let _permits = all.try_acquire()?;
-        let mut wait = spawn(all.acquire());
-        assert_pending!(wait.poll());
+        let mut wait = spawn_pending(all.acquire());
         if closes_first {
             a.close()
         } else {
@@ -166,8 +163,7 @@ fn a_composite_is_closed_by_itself() -> Result<(), AllRefusal> {
     let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
     let all = AllOf::new("a", &a);
     let _permits = all.try_acquire()?;
-    let mut wait = spawn(all.acquire());
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(all.acquire());
     assert!(all.close() && all.is_closed());
     let closed = AllRefusal::from(Refusal::Closed);
     assert_eq!(assert_ready!(wait.poll()).map(drop), Err(closed.clone()));
@@ -183,12 +179,10 @@ fn a_counting_limit_is_closed() -> Result<(), Refusal> {
     let rate = RateLimiter::with_clock(TokenBucket::new(Rate::UNLIMITED, 1), ManualClock::new());
     let all = AllOf::new("rate", &rate).with_counting("calls", &limit);
     let held = limit.try_acquire_many(2)?;
-    let mut composite = spawn(all.acquire());
-    assert_pending!(composite.poll());
+    let mut composite = spawn_pending(all.acquire());
     let mut waits: Vec<_> = (0..3000).map(|_| spawn(Box::pin(limit.acquire()))).collect();
     waits.iter_mut().for_each(|wait| assert!(wait.poll().is_pending()));
-    let mut large = spawn(Box::pin(limit.acquire_many(2)));
-    assert!(large.poll().is_pending());
+    let mut large = spawn_pending(Box::pin(limit.acquire_many(2)));
     assert!(limit.close() && limit.is_closed() && !limit.close());
     for wait in &mut waits {
         assert_eq!(assert_ready!(wait.poll()).map(drop), Err(Refusal::Closed));

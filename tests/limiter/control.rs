@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Limiter, MS, one_per_second, waiting, without_burst};
+use crate::support::{Limiter, MS, one_per_second, spawn_pending, waiting, without_burst};
 use tidegate::Acquire;
 use tidegate::{
     Grant, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket,
@@ -18,9 +18,7 @@ type Ask<'a> = Spawn<Acquire<'a, SmoothBursty, ManualClock>>;
 
 /// A request that has been polled once and waits.
 fn asking(limiter: &Limiter, request: Request) -> Ask<'_> {
-    let mut ask = spawn(limiter.acquire_many(request));
-    assert_pending!(ask.poll());
-    ask
+    spawn_pending(limiter.acquire_many(request))
 }
 
 fn one(priority: i8) -> Request {
@@ -287,8 +285,7 @@ fn an_important_try_passes_waiters_for_more() {
     let clock = ManualClock::new();
     let limiter =
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
-    let mut bulk = spawn(limiter.acquire_many(5));
-    assert_pending!(bulk.poll());
+    let mut bulk = spawn_pending(limiter.acquire_many(5));
     clock.advance(3 * SECOND);
     assert!(limiter.try_acquire().is_err());
     assert!(limiter.try_acquire_many(one(1)).is_ok());
@@ -359,8 +356,7 @@ fn a_waiter_for_more_than_is_kept_does_not_hold_up_the_important() {
     let (limiter, clock) = bucket_of_ten();
     limiter.try_acquire_many(8).expect("full");
     limiter.keep_for_priority(2, 1);
-    let mut low = spawn(limiter.acquire());
-    assert_pending!(low.poll());
+    let mut low = spawn_pending(limiter.acquire());
     assert!(limiter.try_acquire_many(one(1)).is_ok());
     clock.advance(2 * SECOND - NANO);
     assert!(!low.is_woken());
@@ -384,8 +380,7 @@ fn more_than_the_burst_less_the_kept_share_can_never_be_had() {
     // The share is all permits, and more than all: a single permit waits until the share changes.
     limiter.keep_for_priority(u32::MAX, i8::MAX);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
-    let mut wait = spawn(limiter.acquire());
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(limiter.acquire());
     limiter.refund(10);
     assert!(!wait.is_woken());
     limiter.keep_for_priority(0, 0);

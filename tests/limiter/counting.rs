@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{CountingLimit, CountingPermit, ManualClock, Nanos, Rate, RateLimiter, Refusal, TokenBucket};
@@ -42,8 +43,7 @@ fn a_request_takes_as_many_as_are_free() {
     assert_eq!((held.permits(), rest.permits(), limit.available()), (7, 3, 0));
     assert_eq!(limit.try_acquire_up_to(1).expect_err("none"), Refusal::InUse { limit: 10 });
     assert_eq!(limit.try_acquire_up_to(0).expect_err("none"), Refusal::ZeroPermits);
-    let mut waiter = spawn(limit.acquire_many(8));
-    assert_pending!(waiter.poll());
+    let mut waiter = spawn_pending(limit.acquire_many(8));
     drop(rest);
     // They are left to the waiting request.
     assert_eq!(limit.try_acquire_up_to(3).expect_err("refused"), Refusal::InUse { limit: 10 });
@@ -95,8 +95,7 @@ fn a_lower_limit_holds_when_permits_in_use_come_back() {
     let mut held: Vec<_> = (0..4).map(|_| limit.try_acquire().expect("one")).collect();
     limit.set_limit(2);
     assert_eq!((limit.limit(), limit.available()), (2, 0));
-    let mut waiter = spawn(limit.acquire());
-    assert_pending!(waiter.poll());
+    let mut waiter = spawn_pending(limit.acquire());
     held.truncate(2);
     assert_pending!(waiter.poll());
     held.truncate(1);
@@ -125,8 +124,7 @@ fn what_can_never_be_had_is_refused() {
     );
     assert_eq!(limit.try_acquire_many(0).expect_err("refused"), Refusal::ZeroPermits);
     let none = CountingLimit::new(0);
-    let mut waiter = spawn(none.acquire());
-    assert_pending!(waiter.poll());
+    let mut waiter = spawn_pending(none.acquire());
     none.set_limit(1);
     drop(assert_ready!(waiter.poll()));
     assert_eq!(CountingLimit::new(u32::MAX).available(), CountingLimit::MAX_LIMIT);
@@ -156,8 +154,7 @@ fn together_with_a_rate_it_is_both_or_neither() {
         Refusal::Limited { retry_after: SECOND.into() }
     );
     assert_eq!(limit.available(), 1);
-    let mut waiter = spawn(limit.acquire_with(&rate));
-    assert_pending!(waiter.poll());
+    let mut waiter = spawn_pending(limit.acquire_with(&rate));
     clock.advance(SECOND);
     let second = assert_ready!(waiter.poll());
     clock.advance(SECOND);
@@ -231,8 +228,7 @@ fn one_permit_waits_through_a_limit_of_zero() {
 fn a_lower_limit_leaves_grants_alone() {
     let limit = CountingLimit::new(3);
     let held = limit.try_acquire_many(3).expect("all");
-    let mut granted = spawn(limit.acquire_many(3));
-    assert_pending!(granted.poll());
+    let mut granted = spawn_pending(limit.acquire_many(3));
     drop(held);
     limit.set_limit(1);
     let granted = assert_ready_ok!(granted.poll());
@@ -245,8 +241,7 @@ fn a_lower_limit_leaves_grants_alone() {
 fn a_refused_wait_that_is_dropped_unseen_leaves_no_trace() {
     let limit = CountingLimit::new(2);
     let held = limit.try_acquire_many(2).expect("both");
-    let mut refused = spawn(limit.acquire_many(2));
-    assert_pending!(refused.poll());
+    let refused = spawn_pending(limit.acquire_many(2));
     limit.set_limit(1);
     drop(refused);
     drop(held);

@@ -7,6 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use tidegate::{
     AllOf, CancelToken, CountingLimit, Events, ManualClock, Rate, RateLimiter, Refusal, Statistics,
     TokenBucket, Unlimited,
@@ -115,8 +116,7 @@ fn a_wait_is_reported_when_it_ends() {
     drop(unseen);
     assert_eq!(log.take(), ["cancelled 1 after 2s"]);
     let held = assert_ready_ok!(closed.poll());
-    let mut closed = spawn(limit.acquire());
-    assert_pending!(closed.poll());
+    let mut closed = spawn_pending(limit.acquire());
     limit.close();
     log.take();
     assert_ready_err!(closed.poll());
@@ -174,8 +174,7 @@ fn a_wait_without_a_clock_is_measured() {
     let (limit, statistics) = (CountingLimit::new(1), Arc::new(Statistics::new()));
     limit.observe(statistics.clone());
     let held = limit.try_acquire().expect("one");
-    let mut wait = spawn(limit.acquire());
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(limit.acquire());
     drop(held);
     drop(assert_ready_ok!(wait.poll()));
     let told = statistics.snapshot();

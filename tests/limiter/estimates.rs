@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::MS;
+use crate::support::{MS, spawn_pending};
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllRequest, AnyPolicy, FixedWindow, Grant, ManualClock, Rate, RateLimiter, Refusal, Request,
@@ -23,8 +23,7 @@ fn ten_per_second(burst: u32) -> (RateLimiter<TokenBucket, ManualClock>, ManualC
 fn the_unused_part_comes_back_and_moves_waiters() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     let estimate = crate::support::estimate(&limiter, 10)?;
-    let mut wait = spawn(limiter.acquire_many(5));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(limiter.acquire_many(5));
     estimate.settle(7);
     assert!(!wait.is_woken());
     clock.advance(200 * MS);
@@ -36,10 +35,8 @@ fn the_unused_part_comes_back_and_moves_waiters() -> Result<(), Refusal> {
 fn the_excess_is_owed_and_moves_waiters() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     let estimate = crate::support::estimate(&limiter, 5)?;
-    let mut wait = spawn(limiter.acquire_many(6));
-    assert_pending!(wait.poll());
-    let mut hasty = spawn(limiter.acquire_within(300 * MS));
-    assert_pending!(hasty.poll());
+    let mut wait = spawn_pending(limiter.acquire_many(6));
+    let mut hasty = spawn_pending(limiter.acquire_within(300 * MS));
     estimate.settle(20);
     // Refused at once: 10 permits are owed, and 6 are waited for ahead of it.
     assert!(assert_ready!(hasty.poll()).is_err());
@@ -169,8 +166,7 @@ fn an_estimate_of_several_limiters() {
     let api = AllOf::new("requests", &requests).with("tokens", &tokens);
     let estimate = crate::support::estimate_of_all(&api, [("tokens", 850)]).expect("full");
     assert!(estimate.costs().eq([("requests", 1), ("tokens", 850)]));
-    let mut wait = spawn(api.reserve([("tokens", 950)]).expect("later"));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(api.reserve([("tokens", 950)]).expect("later"));
     estimate.settle([("tokens", 50)]).expect("a member");
     assert_ready_ok!(wait.poll());
     wait.into_inner().settle([("tokens", 1950)]).expect("a member");

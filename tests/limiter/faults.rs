@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, one_per_second, spawn_pending, waiting, without_burst};
 use tidegate::{AcquireOwned, ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -150,8 +150,7 @@ fn retry_after_of_a_waiter_that_a_lower_rate_refuses_is_exact() {
     let (limiter, clock) = one_per_second();
     let within = 5 * SECOND;
     let _first = waiting(&limiter);
-    let mut second = spawn(limiter.acquire_within(within));
-    assert_pending!(second.poll());
+    let mut second = spawn_pending(limiter.acquire_within(within));
     clock.advance(500 * MS);
     limiter.set_rate("1/10s".parse().expect("a rate"));
     let Poll::Ready(Err(refusal)) = second.poll() else { panic!("refused at once") };
@@ -169,8 +168,7 @@ fn a_program_that_stood_still_too_long_refuses_waiters_too_late_by_it() {
     let (limiter, clock) = without_burst(Rate::per_second(100));
     assert!(limiter.try_acquire().is_ok());
     let _first = waiting(&limiter);
-    let mut second = spawn(limiter.acquire_within(20 * MS));
-    assert_pending!(second.poll());
+    let mut second = spawn_pending(limiter.acquire_within(20 * MS));
     // The first waiter was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due
     // at 25 ms.
     clock.jump(25 * MS);
@@ -230,8 +228,7 @@ fn ten_unseen() -> (Bursty, ManualClock, Vec<AcquireOwned<SmoothBursty, ManualCl
     let limiter = RateLimiter::with_clock(policy, clock.clone());
     assert!(limiter.try_acquire().is_ok());
     let wait = |_| {
-        let mut wait = spawn(limiter.acquire_owned(1));
-        assert_pending!(wait.poll());
+        let wait = spawn_pending(limiter.acquire_owned(1));
         wait.into_inner()
     };
     let waits = (0..10).map(wait).collect();

@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{MS, PATIENCE, one_per_second, waiting, without_burst};
+use crate::support::{MS, PATIENCE, one_per_second, spawn_pending, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
     Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, Statistics, TokenBucket,
@@ -106,8 +106,7 @@ fn lowering_takes_permits_that_a_request_saves_up_for() {
     let clock = ManualClock::new();
     let limiter =
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
-    let mut soon = spawn(limiter.acquire_many(Request::permits(5).within(5 * SECOND)));
-    assert_pending!(soon.poll());
+    let mut soon = spawn_pending(limiter.acquire_many(Request::permits(5).within(5 * SECOND)));
     let reservation = limiter.reserve(1).expect("a reservation");
     clock.advance(3 * SECOND);
     assert_eq!(limiter.keep_at_most(3), 0);
@@ -124,8 +123,7 @@ fn lowering_leaves_granted_permits_alone() {
     let clock = ManualClock::new();
     let limiter =
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
-    let mut wait = spawn(limiter.acquire_many(2));
-    assert_pending!(wait.poll());
+    let wait = spawn_pending(limiter.acquire_many(2));
     clock.advance(5 * SECOND);
     assert_eq!(limiter.keep_at_most(1), 2);
     drop(wait);
@@ -285,10 +283,8 @@ fn a_request_refused_or_dropped_by_a_bound_is_reported() {
     let (limiter, _clock, log) = watched();
     assert!(limiter.try_acquire().is_ok());
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
-    let mut first = spawn(limiter.acquire_many(1));
-    assert_pending!(first.poll());
-    let mut second = spawn(limiter.acquire_many(2));
-    assert_pending!(second.poll());
+    let mut first = spawn_pending(limiter.acquire_many(1));
+    let mut second = spawn_pending(limiter.acquire_many(2));
     assert!(assert_ready!(first.poll()).is_err());
     assert!(limiter.reserve(1).is_ok(), "which drops the second one, and then itself");
     assert!(assert_ready!(second.poll()).is_err());

@@ -7,6 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use crate::support::late::LateTimer;
+use crate::support::spawn_pending;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
@@ -15,7 +16,7 @@ use tidegate::{
     SmoothWarmingUp, TokenBucket,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use tokio_test::{assert_ready, assert_ready_ok};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -219,8 +220,7 @@ fn late_by_1_ms() -> (Limiter, ManualClock) {
     let policy = SmoothBursty::new(Rate::per_second(10_000)).max_burst(Duration::ZERO);
     let (limiter, clock) = limiter(policy.into(), &[MS]);
     assert!(limiter.try_acquire().is_ok());
-    let mut wait = spawn(limiter.acquire_owned(1));
-    assert_pending!(wait.poll());
+    let mut wait = spawn_pending(limiter.acquire_owned(1));
     clock.advance(Duration::from_nanos(MS + 100 * US));
     assert_ready_ok!(wait.poll());
     (limiter, clock)
@@ -252,8 +252,7 @@ fn a_refusal_that_is_seen_late_lets_no_request_be_charged_as_of_an_earlier_time(
     let rate = Rate::per_second(1_000);
     let (limiter, clock) = limiter(SmoothBursty::new(rate).max_burst(Duration::ZERO).into(), &[0]);
     assert!(limiter.try_acquire().is_ok());
-    let mut refused = spawn(limiter.acquire_within(Duration::from_millis(2)));
-    assert_pending!(refused.poll());
+    let mut refused = spawn_pending(limiter.acquire_within(Duration::from_millis(2)));
     limiter.debit(5);
     limiter.refund(5);
     clock.advance(Duration::from_millis(5));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use tidegate::{AnyPolicy, Change, LeakyBucket, ManualClock, Pause, Rate, RateLimiter, Request};
-use tokio_test::task::spawn;
 
 /// A request for more permits than a leaky bucket lets through at once waits until that many have
 /// accrued. The limiter lost these permits at each change, even to the same rate, and in each
@@ -59,8 +59,7 @@ fn a_request_that_was_accepted_is_not_refused_by_a_higher_rate() {
     let limiter = RateLimiter::with_clock(LeakyBucket::new(Rate::per_second(10)), clock.clone());
     limiter.drain();
     let request = Request::permits(5).within(Duration::from_millis(600));
-    let mut wait = spawn(limiter.acquire_many(request));
-    assert!(wait.poll().is_pending());
+    let mut wait = spawn_pending(limiter.acquire_many(request));
     clock.advance(Duration::from_millis(400));
     limiter.set_rate(Rate::per_second(11));
     assert!(wait.poll().is_pending());

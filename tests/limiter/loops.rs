@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::loops::Loops;
+use crate::support::spawn_pending;
 use tidegate::AcquireOwned;
 use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
 use tokio_test::task::{Spawn, spawn};
@@ -28,8 +29,7 @@ fn one_each_10_ms() -> (Limiter, ManualClock, Loops) {
 /// Returns a future that was polled once in a runtime, and waits.
 fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned<SmoothBursty, Loops>> {
     loops.enter(name);
-    let mut future = spawn(limiter.acquire_owned(1));
-    assert_pending!(future.poll());
+    let future = spawn_pending(limiter.acquire_owned(1));
     loops.enter(None);
     future
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::support::asked::Asked;
 use crate::support::loops::Loops;
+use crate::support::spawn_pending;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::{
@@ -81,9 +82,7 @@ fn bad(limiter: &Limiter) -> Future {
 }
 
 fn waiting(limiter: &Limiter) -> Spawn<AcquireOwned<TokenBucket, Loops>> {
-    let mut future = spawn(limiter.acquire_owned(1));
-    assert_pending!(future.poll());
-    future
+    spawn_pending(limiter.acquire_owned(1))
 }
 
 /// Runs a call in which user code panics.
@@ -133,8 +132,7 @@ fn a_refused_wait_whose_poll_panicked_removes_no_other() {
     let (limiter, clock) = limiter(1);
     limiter.set_catch_up(Duration::ZERO);
     let _bad = bad(&limiter);
-    let mut victim = spawn(limiter.acquire_within(2 * SECOND));
-    assert_pending!(victim.poll());
+    let mut victim = spawn_pending(limiter.acquire_within(2 * SECOND));
     // The first is charged as of now, which makes the second too late.
     clock.jump(2 * SECOND);
     panics(|| victim.poll());
@@ -198,8 +196,7 @@ fn a_granted_wait_of_a_log_is_undone_although_a_waker_panics_when_it_is_dropped(
     assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     clock.jump(5 * SECOND);
     assert_eq!(limiter.try_acquire().map(drop), Ok(()));
-    let mut granted = spawn(limiter.acquire_owned(1));
-    assert_pending!(granted.poll());
+    let granted = spawn_pending(limiter.acquire_owned(1));
     let mut bad = Box::pin(limiter.acquire_owned(1));
     let waker = Waker::from(Arc::new(PanicsOnWake));
     assert!(bad.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -313,8 +310,7 @@ fn a_waker_that_panics_when_it_is_replaced_costs_its_request_nothing() {
 fn no_waiter_makes_room_for_a_request_that_has_no_event_loop() {
     let (limiter, clock) = limiter(1);
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
-    let mut first = spawn(limiter.acquire_many(Request::permits(1)));
-    assert_pending!(first.poll());
+    let mut first = spawn_pending(limiter.acquire_many(Request::permits(1)));
     limiter.clock().enter(None);
     panics(|| spawn(limiter.acquire_many(Request::permits(1))).poll());
     limiter.clock().enter(1);
@@ -375,13 +371,11 @@ fn a_clock_that_panics_when_an_answer_is_there_costs_no_permit() {
     let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
     assert_eq!(limiter.try_acquire().map(drop), Ok(()));
-    let mut first = spawn(limiter.acquire());
-    assert_pending!(first.poll());
+    let mut first = spawn_pending(limiter.acquire());
     clock.clock.advance(SECOND);
     clock.panics.store(true, Ordering::Relaxed);
     panics(|| first.poll());
-    let mut second = spawn(limiter.acquire());
-    assert_pending!(second.poll());
+    let mut second = spawn_pending(limiter.acquire());
     drop(first);
     assert!(second.is_woken());
     assert_ready_ok!(second.poll());
@@ -490,8 +484,7 @@ fn a_wait_that_is_dropped_or_refused_is_reported_although_a_waker_panics() {
     let (limiter, told, clock) = observed(1);
     limiter.set_catch_up(Duration::ZERO);
     let _first = waiting(&limiter);
-    let mut refused = spawn(limiter.acquire_within(2 * SECOND));
-    assert_pending!(refused.poll());
+    let mut refused = spawn_pending(limiter.acquire_within(2 * SECOND));
     clock.jump(2 * SECOND);
     assert_eq!(limiter.status().waiting, 0);
     let _bad = bad(&limiter);

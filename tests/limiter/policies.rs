@@ -5,7 +5,7 @@ use std::error::Error;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::support::{MS, waiting};
+use crate::support::{MS, spawn_pending, waiting};
 use tidegate::policy::Keep;
 use tidegate::{
     AnyPolicy, Change, DenyAll, FixedWindow, Grant, LeakyBucket, ManualClock, Nanos, Policy, PolicyError,
@@ -324,8 +324,7 @@ fn a_request_that_a_leaky_bucket_let_in_stays_in_line() -> Result<(), Box<dyn Er
             limiter.try_acquire()?;
             let mut waits: Vec<_> = (0..4).map(|_| waiting(&limiter)).collect();
             // A maximum wait of the request itself still holds.
-            let mut own = spawn(limiter.acquire_within(500 * MS));
-            assert_pending!(own.poll());
+            let mut own = spawn_pending(limiter.acquire_within(500 * MS));
             assert!(limiter.reserve(1).is_err(), "the bucket is full");
             change(&limiter);
             assert!(matches!(own.poll(), Poll::Ready(Err(_))), "{bucket}");

@@ -13,7 +13,7 @@ use tidegate::{
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_ok};
 
-use crate::support::MS;
+use crate::support::{MS, spawn_pending};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -136,8 +136,7 @@ fn a_waiter_takes_the_available_permits_at_its_turn() {
     for (late, got) in [(0, 5), (300, 8), (1500, 20), (20_000, 50)] {
         let (limiter, clock) = bucket(10, 100);
         limiter.drain();
-        let mut wait = spawn(limiter.acquire_many(Request::permits(50).at_least(5)));
-        assert_pending!(wait.poll());
+        let mut wait = spawn_pending(limiter.acquire_many(Request::permits(50).at_least(5)));
         assert!(!wait.is_woken());
         clock.jump((500 + late) * MS);
         let grant = assert_ready_ok!(wait.poll());
@@ -182,8 +181,7 @@ fn a_request_of_higher_priority_leaves_waiters_what_they_wait_for() {
 fn a_dropped_grant_leaves_no_trace() {
     let (limiter, clock) = bucket(10, 100);
     limiter.drain();
-    let mut wait = spawn(limiter.acquire_many(Request::up_to(30)));
-    assert_pending!(wait.poll());
+    let wait = spawn_pending(limiter.acquire_many(Request::up_to(30)));
     clock.jump(2 * SECOND);
     assert_eq!(limiter.status().available, 0, "it was granted all available permits");
     drop(wait);

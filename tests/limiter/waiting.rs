@@ -4,7 +4,7 @@
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, one_per_second, spawn_pending, waiting, without_burst};
 use tidegate::{
     Grant, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SmoothBursty, SmoothWarmingUp,
 };
@@ -135,8 +135,7 @@ fn a_storm_of_waits_dropped_in_random_order_leaves_no_trace() {
 #[test]
 fn waiters_behind_a_dropped_wait_move_up() {
     let (limiter, clock) = one_per_second();
-    let mut large = spawn(limiter.acquire_many(100));
-    assert_pending!(large.poll());
+    let large = spawn_pending(limiter.acquire_many(100));
     let mut first = waiting(&limiter);
     let mut second = waiting(&limiter);
     drop(large);
@@ -435,8 +434,7 @@ fn clones_share_one_limit() {
 #[test]
 fn an_owned_wait_outlives_the_limiter() {
     let (limiter, clock) = one_per_second();
-    let mut owned = spawn(limiter.acquire_owned(1));
-    assert_pending!(owned.poll());
+    let mut owned = spawn_pending(limiter.acquire_owned(1));
     drop(limiter);
     clock.advance(SECOND);
     assert_ready_eq!(owned.poll().map_ok(Grant::waited), Ok(SECOND));

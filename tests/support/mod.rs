@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tidegate::{
-    Acquire, AcquireAll, AllOf, AllRefusal, AllRequest, AllReservation, ManualClock, Policy, Rate,
-    RateLimiter, Refusal, Request, Reservation, SmoothBursty, Timer, TokenBucket,
+    Acquire, AllOf, AllRefusal, AllRequest, AllReservation, ManualClock, Policy, Rate, RateLimiter, Refusal,
+    Request, Reservation, SmoothBursty, Timer, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 
@@ -64,17 +64,17 @@ pub(crate) fn bucket_at(clock: &ManualClock, rate: Rate, burst: u32) -> Bucket {
 pub(crate) type Waiting<'a, P> = Spawn<Acquire<'a, P, ManualClock>>;
 
 /// A future that has been polled once and waits.
-pub(crate) fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiting<'_, P> {
-    let mut future = spawn(limiter.acquire());
-    assert!(future.poll().is_pending());
+#[track_caller]
+pub(crate) fn spawn_pending<F: Future>(future: F) -> Spawn<F> {
+    let mut future = spawn(future);
+    assert!(future.poll().is_pending(), "it does not wait");
     future
 }
 
-/// The future of a composite that has been polled once and waits.
-pub(crate) fn waiting_for_all(future: AcquireAll<ManualClock>) -> Spawn<AcquireAll<ManualClock>> {
-    let mut future = spawn(future);
-    assert!(future.poll().is_pending());
-    future
+/// A request for one permit that waits.
+#[track_caller]
+pub(crate) fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiting<'_, P> {
+    spawn_pending(limiter.acquire())
 }
 
 /// Takes `n` permits now, as an estimate that is settled later.
