@@ -272,7 +272,7 @@ fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
 }
 
 fn number(line: &KeyLimiter<TokenBucket, LoomClock>) -> u64 {
-    line.shared().number
+    line.shared.number
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn the_last_call_settles_a_line() {
 fn broken_the_last_call_settles_a_line() {
     two_calls_leave(|keys, line| {
         let number = number(&line);
-        let is_last = Arc::strong_count(line.shared()) == 2;
+        let is_last = Arc::strong_count(&line.shared) == 2;
         thread::yield_now();
         drop(line);
         if is_last {
@@ -309,7 +309,7 @@ fn entering_shadow_against_a_line(enter: fn(&Keys)) {
         };
         let line = keys.own_limiter(&1).expect("there is room");
         other.join().expect("no panic");
-        assert!(line.shared().is_shadow(), "in shadow");
+        assert!(line.shared.is_shadow(), "in shadow");
     });
 }
 
@@ -324,7 +324,7 @@ fn a_line_that_is_made_meanwhile_is_in_shadow() {
 fn broken_a_line_that_is_made_meanwhile_is_in_shadow() {
     entering_shadow_against_a_line(|keys| {
         for shard in &keys.shards {
-            write(shard).all_limiters().for_each(|(_, line)| line.shared().set_shadow(true));
+            write(shard).all_limiters().for_each(|(_, line)| line.shared.set_shadow(true));
         }
         keys.shadow.store(true, Ordering::Relaxed);
     });
@@ -442,7 +442,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
         |keys| {
             let mut deferred = Deferred::new();
             for (_, line) in write(&keys.shards[0]).all_limiters() {
-                line.shared().change_with_all(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
+                line.shared.change_with_all(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
             }
             let old = keys.policy();
             change_states(keys, &old);

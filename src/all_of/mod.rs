@@ -429,7 +429,7 @@ fn rates(members: &[Entry]) -> impl Iterator<Item = usize> + Clone {
 }
 
 fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind {
-    Kind::Rate(Arc::new(Handle(limiter.shared().clone())) as Arc<dyn Member>)
+    Kind::Rate(Arc::new(Handle(limiter.shared.clone())) as Arc<dyn Member>)
 }
 
 impl<C: Timer> AllOf<C> {

@@ -75,7 +75,7 @@ where
             for shard in &self.shards {
                 self.change_shard(shard, change, &mut deferred);
             }
-            self.overflow.shared().change_with_all(change, self.clock.now(), &mut deferred);
+            self.overflow.shared.change_with_all(change, self.clock.now(), &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
@@ -100,7 +100,7 @@ where
         // Key limiters change first: requests take permits from a key limiter without the shard's
         // lock.
         for (_, limiter) in shard.all_limiters() {
-            deferred.run_with(|deferred| limiter.shared().change_with_all(change, at, deferred));
+            deferred.run_with(|deferred| limiter.shared.change_with_all(change, at, deferred));
         }
         match shard.entries_mut() {
             EntriesMut::Plain(known) => {

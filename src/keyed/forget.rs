@@ -179,7 +179,7 @@ where
         let lock = self.shard(hash);
         let slot = |shard: &Shard<K, P, C>, now| {
             let limiters = shard.limiters().filter(|_| shard.hold().is_none())?;
-            let slot = limiters.slot_of(hash, |limiter| limiter.shared().number == number)?;
+            let slot = limiters.slot_of(hash, |limiter| limiter.shared.number == number)?;
             Self::can_settle(&limiters.at(slot)?.1, now, shard.emptied()).then_some(slot)
         };
         let now = self.clock.now();

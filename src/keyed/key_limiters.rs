@@ -54,7 +54,7 @@ where
 {
     /// Lends a key limiter of the table, or the shared key limiter, to a call.
     pub(super) fn guard_limiter(&self, hash: u64, limiter: KeyLimiter<P, C>) -> LimiterGuard<'_, K, P, C> {
-        let number = limiter.shared().number;
+        let number = limiter.shared.number;
         LimiterGuard { limiter, _leave: Leave { table: self, hash, number } }
     }
 
@@ -174,10 +174,10 @@ where
             let limiter =
                 new_limiter(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.all_waiters);
             if let Some(hold) = hold {
-                limiter.shared().begin_in_hold(hold);
+                limiter.shared.begin_in_hold(hold);
             }
             if self.is_shadow() {
-                limiter.shared().begin_in_shadow();
+                limiter.shared.begin_in_shadow();
             }
             limiters.insert(hash, key, limiter.clone());
             Step::Done(limiter)

@@ -273,11 +273,11 @@ where
                 shard.set_hold(Some(hold));
                 for (_, limiter) in shard.all_limiters() {
                     deferred.run_with(|deferred| {
-                        limiter.shared().pause_with_all(until, pause.keeps_permits, deferred)
+                        limiter.shared.pause_with_all(until, pause.keeps_permits, deferred)
                     });
                 }
             }
-            self.overflow.shared().pause_with_all(until, pause.keeps_permits, &mut deferred);
+            self.overflow.shared.pause_with_all(until, pause.keeps_permits, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
         // No lock of a shard is held here, because this wakes tasks.
@@ -314,10 +314,10 @@ where
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
                 }
                 for (_, limiter) in shard.all_limiters() {
-                    deferred.run_with(|deferred| limiter.shared().resume_with_all(deferred));
+                    deferred.run_with(|deferred| limiter.shared.resume_with_all(deferred));
                 }
             }
-            self.overflow.shared().resume_with_all(&mut deferred);
+            self.overflow.shared.resume_with_all(&mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);

@@ -260,7 +260,7 @@ where
             if let Some(limiter) = shard.limiter(*hash, *key) {
                 let new = shard.policy_of(terms);
                 let done =
-                    deferred.run_with(|deferred| limiter.shared().replan(new, terms.is_none(), at, deferred));
+                    deferred.run_with(|deferred| limiter.shared.replan(new, terms.is_none(), at, deferred));
                 kept += usize::from(done != Some(true));
                 continue;
             }

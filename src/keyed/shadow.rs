@@ -52,16 +52,16 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             for shard in &self.shards {
                 let shard = write(shard);
                 for (_, limiter) in shard.all_limiters() {
-                    deferred.run_with(|deferred| limiter.shared().shadow_with_all(shadow, deferred));
+                    deferred.run_with(|deferred| limiter.shared.shadow_with_all(shadow, deferred));
                     limiters.push(limiter.clone());
                 }
             }
-            self.overflow.shared().shadow_with_all(shadow, &mut deferred);
+            self.overflow.shared.shadow_with_all(shadow, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         if shadow {
-            limiters.iter().for_each(|limiter| limiter.shared().notify_seats());
+            limiters.iter().for_each(|limiter| limiter.shared.notify_seats());
         }
     }
 }

@@ -414,7 +414,7 @@ where
     {
         let tell = |events: &dyn Events| events.cancelled(n.into(), Duration::ZERO);
         match self.find(key, |_, _, _| ()) {
-            Found::Limiter(limiter) => limiter.shared().report(tell),
+            Found::Limiter(limiter) => limiter.shared.report(tell),
             Found::Known(()) | Found::Unknown => self.report(key, tell),
         }
     }

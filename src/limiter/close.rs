@@ -57,12 +57,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn close(&self) -> bool {
-        self.shared().close()
+        self.shared.close()
     }
 
     /// Returns whether the limiter was [closed](RateLimiter::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.shared().is_closed()
+        self.shared.is_closed()
     }
 }

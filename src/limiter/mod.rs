@@ -213,10 +213,6 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         Ok((state, (policy, clock, line, events)))
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared<Single<P>, C>> {
-        &self.shared
-    }
-
     /// Waits for one permit. The [`Grant`] reports the time waited, which is zero if a permit was
     /// available.
     ///

@@ -81,7 +81,7 @@ pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
 }
 
 fn handle<P: Policy + Clone, C: Timer>(limiter: &KeyLimiter<P, C>) -> Handle<KeyPolicy<P>, C> {
-    Handle(limiter.shared().clone())
+    Handle(limiter.shared.clone())
 }
 
 impl<Q, K, P, C, R, F> KeyedMember<Q> for ByKey<K, P, C, R, F>
@@ -105,7 +105,7 @@ where
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
         let limiter = table.limiter(key)?;
-        let number = limiter.shared().number;
+        let number = limiter.shared.number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
         Ok(Lease { kind: Kind::Rate(Arc::new(handle(&limiter))), number, leave })
     }
@@ -113,9 +113,9 @@ where
     fn number(&self, key: &Q) -> Option<u64> {
         let table = self.limiter.table();
         match table.find((self.part)(key), |_, _, _| ()) {
-            Found::Limiter(limiter) => Some(limiter.shared().number),
+            Found::Limiter(limiter) => Some(limiter.shared.number),
             Found::Known(()) => None,
-            Found::Unknown => table.shared().map(|limiter| limiter.shared().number),
+            Found::Unknown => table.shared().map(|limiter| limiter.shared.number),
         }
     }
 
