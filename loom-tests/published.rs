@@ -18,8 +18,8 @@ fn a_reader_sees_one_publication() {
         let writer = {
             let words = words.clone();
             thread::spawn(move || {
-                words.publish([1, 1], || ());
-                words.publish([2, 2], || ());
+                words.writer().publish([1, 1]);
+                words.writer().publish([2, 2]);
             })
         };
         let [a, b] = words.read(0);
@@ -61,9 +61,9 @@ fn writers_take_turns() {
         let words = Arc::new(Published::new([0, 0]));
         let other = {
             let words = words.clone();
-            thread::spawn(move || words.publish([1, 1], || ()))
+            thread::spawn(move || words.writer().publish([1, 1]))
         };
-        words.publish([2, 2], || ());
+        words.writer().publish([2, 2]);
         other.join().expect("no panic");
         let [a, b] = words.read(0);
         assert_eq!(a, b);

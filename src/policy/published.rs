@@ -89,13 +89,6 @@ impl<const N: usize> Published<N> {
     pub(crate) fn writer(&self) -> Writer<'_, N> {
         Writer { published: self, _one: lock(&self.writer) }
     }
-
-    /// Replaces the words, then runs `also` before another writer can begin.
-    pub(crate) fn publish(&self, words: [u64; N], also: impl FnOnce()) {
-        let writer = self.writer();
-        writer.publish(words);
-        also();
-    }
 }
 
 impl<const N: usize> Writer<'_, N> {

@@ -29,8 +29,11 @@ impl CurrentRate {
 
     pub(crate) fn set(&self, rate: Rate) {
         let interval = Interval::new(rate);
-        // Relaxed: a request that overlaps with this may pay either cost, and each is whole.
-        self.words.publish(words(rate, interval), || self.one.store(interval.price(1), Ordering::Relaxed));
+        let writer = self.words.writer();
+        writer.publish(words(rate, interval));
+        // Before another writer can begin. Relaxed: a request that overlaps with this may pay either
+        // cost, and each is whole.
+        self.one.store(interval.price(1), Ordering::Relaxed);
     }
 
     pub(crate) fn rate(&self) -> Rate {
