@@ -526,14 +526,13 @@ impl Bucket {
     pub(crate) fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
         let (numbers, _) = self.numbers_and_more();
         numbers.is_unlimited()
-            || numbers.step_tick(AtomicWord::load(&state.zero))
-                <= numbers.tick(at).saturating_sub(numbers.capacity)
+            || numbers.step_tick(state.word()) <= numbers.tick(at).saturating_sub(numbers.capacity)
     }
 
     /// Returns the tokens with their fraction. The result is negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         let (numbers, more) = self.numbers_and_more();
-        let (zero, tick) = (numbers.step_tick(AtomicWord::load(&state.zero)), numbers.tick(at));
+        let (zero, tick) = (numbers.step_tick(state.word()), numbers.tick(at));
         match zero.checked_sub(tick) {
             _ if numbers.is_unlimited() => f64::INFINITY,
             Some(0) => 0.0,

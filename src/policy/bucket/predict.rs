@@ -1,6 +1,5 @@
 //! When the requests that wait in front of a bucket are due.
 
-use crate::policy::atomic_word::AtomicWord;
 use crate::policy::bucket::{Bucket, BucketState};
 use crate::policy::{Crowd, Forecast, ticks};
 use crate::time::Nanos;
@@ -18,7 +17,7 @@ impl Bucket {
         if price > self.reach(&numbers, price) {
             return Nanos::MAX;
         }
-        let mut zero = numbers.step_tick(AtomicWord::load(&state.zero));
+        let mut zero = numbers.step_tick(state.word());
         if ahead > 0 {
             // The requests ahead are not one large request, which might find more tokens than the
             // bucket holds.
@@ -38,7 +37,7 @@ impl Bucket {
     }
 
     pub(crate) fn forecast(state: &BucketState, at: Nanos) -> Forecast {
-        Forecast::with(at, [AtomicWord::load(&state.zero), 0, 0])
+        Forecast::with(at, [state.word(), 0, 0])
     }
 
     /// See [`Policy::forecast_pause`](crate::policy::Policy::forecast_pause).
@@ -50,7 +49,7 @@ impl Bucket {
         keeps_permits: bool,
     ) -> Forecast {
         let (numbers, _) = self.price(1);
-        let zero = AtomicWord::load(&state.zero);
+        let zero = state.word();
         Forecast::with(to, [numbers.paused(zero, self.held(&numbers), from, to, keeps_permits), 0, 0])
     }
 
