@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tidegate::AnyLimiter;
 use tidegate_redis::Store;
-use tidegate_redis::simulation::{Model, Network, run};
 use tokio::time::{Instant, sleep};
+
+use crate::on_model;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -42,8 +43,7 @@ fn buckets_of_other_rates_have_one_state() {
         (["leaky_bucket 1/s nodelay 99", "leaky_bucket 10/s nodelay 9"], 100, 10),
     ] {
         for (seconds, rest) in [(10, 150 * MS), (60, 150 * MS), (60, 1500 * MS), (60, 5000 * MS)] {
-            let granted = run(async {
-                let model = Model::new(1, Network::steady(MS));
+            let granted = on_model(async |model| {
                 let store = model.open(Store::builder("redis://model")).unwrap();
                 let limiters = lines.map(|line| limiter(&store, "all", line));
                 let time = Duration::from_secs(seconds);
@@ -65,8 +65,7 @@ fn windows_of_other_lengths_are_other_limits() {
         (["sliding_estimate 1000/min", "sliding_estimate 10/s"], 120),
         (["sliding_log 1000/min", "sliding_log 10/s"], 120),
     ] {
-        let (together, alone) = run(async {
-            let model = Model::new(1, Network::steady(MS));
+        let (together, alone) = on_model(async |model| {
             let store = model.open(Store::builder("redis://model")).unwrap();
             let limiters = lines.map(|line| limiter(&store, "all", line));
             let others = [limiter(&store, "first", lines[0]), limiter(&store, "second", lines[1])];
@@ -94,8 +93,7 @@ fn a_tool_with_other_terms_fills_no_limit() {
         ("sliding_log 100/h", 100, ["sliding_log 1/s", "sliding_log 10/h"]),
     ] {
         for (tool, call) in tools.into_iter().flat_map(|tool| [0, 1, 2, 3].map(|call| (tool, call))) {
-            let granted = run(async {
-                let model = Model::new(1, Network::steady(MS));
+            let granted = on_model(async |model| {
                 let store = model.open(Store::builder("redis://model")).unwrap();
                 let fleet = limiter(&store, "all", line);
                 let _permits = fleet.acquire_now(permits).await.unwrap();
@@ -145,8 +143,7 @@ fn each_policy_decides_after_each_other_one() {
         "deny_all",
     ];
     for (old, new) in POLICIES.into_iter().flat_map(|old| POLICIES.map(|new| (old, new))) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model")).unwrap();
             let limiters = [old, new].map(|line| limiter(&store, "all", line));
             for limiter in [&limiters[0], &limiters[1], &limiters[0]] {

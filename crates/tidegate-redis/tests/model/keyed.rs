@@ -10,7 +10,7 @@ use tidegate_redis::{BuildError, KeyedBuilder, Store, StoreKeyedLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::one_of_two;
+use crate::{on_model, one_of_two};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -48,8 +48,7 @@ fn available(status: &tidegate::AllStatus) -> u64 {
 
 #[test]
 fn each_key_has_the_limits_of_its_tag() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = store(&model);
         let lines = [("calls", "fixed_window 3/d"), ("tokens", "token_bucket 1/h burst 1000")];
         let builder = lines.iter().fold(store.keyed("users"), |all, (name, line)| all.limit(*name, *line));
@@ -86,8 +85,7 @@ fn limits_that_cannot_be_had_are_no_limits_of_keys() {
 
 #[test]
 fn any_text_is_a_key_of_its_own() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let users = keyed(&store(&model), "fixed_window 1/d");
         let long = "é".repeat(5000);
         let texts = ["", ":", "{", "}", "{}", "a}b{c", "\0", "a b", "user:1", "tidegate", "sha1:", &long];
@@ -103,8 +101,7 @@ fn any_text_is_a_key_of_its_own() {
 
 #[test]
 fn requests_of_one_key_leave_together() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = store(&model);
         let users = keyed(&store, "token_bucket 1000/s burst 100");
         let _ = users.status("alice").await.unwrap();
@@ -124,8 +121,7 @@ fn requests_of_one_key_leave_together() {
 
 #[test]
 fn a_dropped_wait_gives_its_instant_to_the_next_request_of_its_key() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let users = keyed(&store(&model), "token_bucket 1/s burst 1");
         let _ = users.acquire("alice").await.unwrap();
         let began = tokio::time::Instant::now();
@@ -142,8 +138,7 @@ fn a_dropped_wait_gives_its_instant_to_the_next_request_of_its_key() {
 
 #[test]
 fn nothing_is_kept_of_keys_that_are_not_in_use() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let users = keyed(&store(&model), "token_bucket 1/d burst 1");
         let names: Vec<String> = (0..3000).map(|n| format!("user {n}")).collect();
         let waits: Vec<_> = names.iter().map(|name| users.acquire_now(name, 1)).collect();
@@ -192,8 +187,7 @@ fn threads_that_come_and_go_share_the_line_of_a_key() {
 
 #[test]
 fn what_holds_for_all_keys_holds_for_those_to_come() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = store(&model);
         let users = keyed(&store, "fixed_window 1/d");
         let statistics = Arc::new(Statistics::new());
@@ -226,8 +220,7 @@ fn what_holds_for_all_keys_holds_for_those_to_come() {
 
 #[test]
 fn a_key_leases_while_it_is_asked_for_often() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = store(&model);
         const LINE: &str = "token_bucket 1000/s burst 1000";
         let users = builder(&store, LINE).leased().build().unwrap();
@@ -253,8 +246,7 @@ fn a_key_leases_while_it_is_asked_for_often() {
 #[test]
 fn a_leased_key_believes_a_refusal_for_a_second() {
     for limit in [2, 1000] {
-        run(async {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async |model| {
             let store = store(&model);
             let users = builder(&store, &format!("fixed_window {limit}/d")).leased().build().unwrap();
             for _ in 0..limit {
@@ -278,8 +270,7 @@ fn a_leased_key_believes_a_refusal_for_a_second() {
 
 #[test]
 fn a_share_is_that_of_a_key() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = one_of_two(&model);
         let users = keyed(&store, "fixed_window 8/d");
         let _ = users.acquire_now("alice", 1).await.unwrap();
@@ -298,8 +289,7 @@ fn a_share_is_that_of_a_key() {
 /// The thread of this test is the store's thread: a call that blocked it would be refused.
 #[test]
 fn reservations_of_each_type_block_no_thread() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = store(&model);
         let one = store.limiter("one").limit("calls", "token_bucket 1/s burst 10").build().unwrap();
         let users = keyed(&store, "token_bucket 1/s burst 10");
@@ -328,8 +318,7 @@ fn reservations_of_each_type_block_no_thread() {
 
 #[test]
 fn a_handle_without_types_is_one_of_either_kind() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let policy = tidegate::TokenBucket::new(tidegate::Rate::per_minute(1), 2);
         let here: tidegate::KeyedRateLimiter<String> = tidegate::KeyedRateLimiter::new(policy, 100);
         let there = keyed(&store(&model), "token_bucket 1/min burst 2");

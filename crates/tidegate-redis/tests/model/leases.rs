@@ -15,6 +15,8 @@ use tidegate_redis::{Store, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::on_model;
+
 const MS: Duration = Duration::from_millis(1);
 
 /// The number of random courses of events.
@@ -435,8 +437,7 @@ fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
         ("sliding_window 300/s cells 10", "token_bucket 50000/s burst 50000", 5),
         ("fixed_window 300/s", "sliding_log 4000/s", 5),
     ] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model")).unwrap();
             let limiter = store.limiter("all").limit("a", line);
             let limiter = limiter.limit("b", other).leased();
@@ -669,8 +670,7 @@ fn requests_that_come_at_once_are_served_in_their_order() {
 /// it.
 #[test]
 fn a_full_line_does_not_refuse_leases() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 10");
         let limiter = limiter.leased().queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0)).build().unwrap();

@@ -16,7 +16,7 @@ use tidegate_redis::{Store, StoreLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::one_of_two;
+use crate::{on_model, one_of_two};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -84,8 +84,7 @@ fn is(answer: &Answer, refusal: &Refusal) -> bool {
 
 #[test]
 fn requests_that_come_one_by_one_leave_one_by_one() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 3").await;
         for wait in [0, 0, 0, 1, 1, 1] {
             let (answer, _) = spawn(&limiter, 1).await.unwrap();
@@ -98,8 +97,7 @@ fn requests_that_come_one_by_one_leave_one_by_one() {
 
 #[test]
 fn requests_that_come_during_a_call_leave_together_and_in_order() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let tasks: Vec<_> = (0..30).map(|_| spawn(&limiter, 1)).collect();
         let began = Instant::now();
@@ -115,8 +113,7 @@ fn requests_that_come_during_a_call_leave_together_and_in_order() {
 
 #[test]
 fn a_long_line_leaves_by_sixty_four() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1000/s burst 100").await;
         let began = Instant::now();
         let tasks: Vec<_> = (0..200).map(|_| spawn(&limiter, 1)).collect();
@@ -130,8 +127,7 @@ fn a_long_line_leaves_by_sixty_four() {
 
 #[test]
 fn a_request_dropped_in_line_leaves_no_trace() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "fixed_window 10/d").await;
         let (first, dropped) = (spawn(&limiter, 1), spawn(&limiter, 5));
         settle().await;
@@ -145,8 +141,7 @@ fn a_request_dropped_in_line_leaves_no_trace() {
 
 #[test]
 fn a_request_dropped_during_its_call_gives_back_what_it_got() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         for (available, name) in [(1, "granted"), (0, "booked")] {
             let before = store.counts().answered;
@@ -169,8 +164,7 @@ fn a_request_dropped_during_its_call_gives_back_what_it_got() {
 /// store.
 #[test]
 fn requests_behind_one_that_leaves_move_up_by_one() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let one = Request::permits(1);
         let (store, limiter, empty, mut tasks) = booked(&model, &[one; 4]).await;
         let before = store.counts().answered;
@@ -188,8 +182,7 @@ fn requests_behind_one_that_leaves_move_up_by_one() {
 
 #[test]
 fn an_instant_goes_to_the_next_request_of_equal_size() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let requests = [1, 2, 1].map(Request::permits);
         let (_, _, empty, mut tasks) = booked(&model, &requests).await;
         tasks.remove(0).abort();
@@ -206,8 +199,7 @@ fn poll_once(wait: Pin<&mut tidegate::AcquireAny>) {
 /// A request that is polled once and never again holds its own booked time, in every state.
 #[test]
 fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let any = AnyLimiter::from(limiter.clone());
         let leak = || {
@@ -279,8 +271,7 @@ fn requests_behind_a_leaked_one_that_moved_up_are_granted_one_by_one() {
     let dropped = vec![(0, Goes), (0, Goes), (0, Leaks), (0, Leaks), (0, Waits), (0, Waits), (0, Waits)];
     let before = vec![(0, Waits), (2, Waits), (1, Leaks), (1, Waits)];
     for (requests, expected) in [(dropped, vec![3, 4, 5]), (before, vec![4, 1, 3])] {
-        run(async {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async |model| {
             let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
             let (_, empty) = spawn(&limiter, 1).await.unwrap();
             let (mut waits, mut gone) = (Vec::new(), Vec::new());
@@ -308,8 +299,7 @@ fn requests_behind_a_leaked_one_that_moved_up_are_granted_one_by_one() {
 /// The store's thread checks requests that moved up. It once would have slept for each of them.
 #[test]
 fn nothing_is_left_of_requests_that_moved_up_and_were_dropped() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_, limiter) = open(&model, "token_bucket 1/h burst 1").await;
         let _ = spawn(&limiter, 1).await.unwrap().0.unwrap();
         let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -329,8 +319,7 @@ fn nothing_is_left_of_requests_that_moved_up_and_were_dropped() {
 
 #[test]
 fn an_attempt_does_not_overtake_the_line() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         for (priority, overtakes) in [(0, false), (1, true)] {
             let (_, limiter) = open(&model, "token_bucket 1/s burst 10").await;
             limiter.reset().await.unwrap();
@@ -349,8 +338,7 @@ fn an_attempt_does_not_overtake_the_line() {
 /// the queue and the latency of one direction is still to come.
 #[test]
 fn a_longest_wait_begins_when_a_request_joins_the_line() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         for (within, is_granted) in [(9990, false), (10_000, true), (10_010, true)] {
             let (_, limiter) = open(&model, "token_bucket 100/s burst 1").await;
             limiter.reset().await.unwrap();
@@ -372,8 +360,7 @@ fn a_longest_wait_begins_when_a_request_joins_the_line() {
 
 #[test]
 fn a_higher_priority_takes_the_first_instant_of_its_size() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let one = Request::permits(1);
         let (_, limiter, empty, mut tasks) = booked(&model, &[one, one.within(2500 * MS), one]).await;
         tasks.push(spawn(&limiter, one.priority(3)));
@@ -391,8 +378,7 @@ fn a_higher_priority_takes_the_first_instant_of_its_size() {
 
 #[test]
 fn a_full_line_refuses_a_newcomer_that_would_wait() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let one = Request::permits(1);
         let (_, limiter, empty, tasks) = booked(&model, &[one; 2]).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
@@ -428,8 +414,7 @@ fn a_full_line_refuses_a_newcomer_that_would_wait() {
 
 #[test]
 fn a_full_line_makes_room_by_the_rule_that_is_set() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let one = Request::permits(1);
         let two = QueueBounds::UNBOUNDED.max_waiters(2);
         for (rule, newcomer, dropped) in [
@@ -459,8 +444,7 @@ fn a_full_line_makes_room_by_the_rule_that_is_set() {
 
 #[test]
 fn a_closed_line_ends_all_requests_at_once() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let one = Request::permits(1);
         let (_, limiter, empty, mut tasks) = booked(&model, &[one; 3]).await;
         // One in a call, and one in the queue.
@@ -485,8 +469,7 @@ fn a_closed_line_ends_all_requests_at_once() {
 /// A stopped server replies to no call, and every request is decided within the deadline.
 #[test]
 fn the_time_in_line_is_part_of_the_deadline() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 3").await;
         model.stop(true);
         let mut tasks = Vec::new();
@@ -509,8 +492,7 @@ fn the_time_in_line_is_part_of_the_deadline() {
 /// A failed call decides the queue behind it: no request in the queue is charged.
 #[test]
 fn a_line_behind_a_call_that_failed_is_not_sent() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "fixed_window 10/d").await;
         model.stop(true);
         // A timer fires at a whole millisecond.
@@ -661,8 +643,7 @@ fn random_drops_lose_no_permits_and_grant_none_twice() {
 /// Ten thousand waits that are dropped in any order leave the limiter as if they had never come.
 #[test]
 fn a_storm_of_dropped_waits_leaves_no_trace() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let (answer, empty) = spawn(&limiter, 1).await.unwrap();
         let _ = answer.unwrap();
@@ -870,8 +851,7 @@ fn poll_with_panics<T>(wait: Pin<&mut impl Future<Output = T>>) {
 /// A waker that panics harms neither the other requests nor the store's thread.
 #[test]
 fn a_waker_that_panics_is_alone_with_it() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let any = AnyLimiter::from(limiter.clone());
         let mut waits = [Box::pin(any.acquire()), Box::pin(any.acquire())];
@@ -890,8 +870,7 @@ fn a_waker_that_panics_is_alone_with_it() {
 /// makes all calls of the store.
 #[test]
 fn a_waker_that_panics_ends_no_store() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter) = open(&model, "token_bucket 1/s burst 5").await;
         let mut status = Box::pin(limiter.status());
         poll_with_panics(status.as_mut());
@@ -911,8 +890,7 @@ fn a_waker_that_panics_ends_no_store() {
 #[test]
 fn a_waker_that_panics_ends_no_store_that_is_back() {
     for is_paused in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let open = || {
                 let store = one_of_two(&model);
                 store.limiter("all").limit("limit", "fixed_window 100/h").build().unwrap()
@@ -954,8 +932,7 @@ fn is_degraded_or_unavailable(refusal: &AllRefusal) -> bool {
 
 #[test]
 fn a_waker_that_panics_ends_no_line_of_permits_in_use() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = AnyLimiter::from(store.counting("all", 2).build().unwrap());
         let mut waits = [Box::pin(limiter.acquire()), Box::pin(limiter.acquire())];
@@ -981,8 +958,7 @@ fn a_waker_that_panics_ends_no_line_of_permits_in_use() {
 /// is lost.
 #[test]
 fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         for (late, next) in [(3, 1003), (30, 2000)] {
             let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
             limiter.reset().await.unwrap();
@@ -1006,8 +982,7 @@ fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
 
 #[test]
 fn a_call_for_several_limits_takes_fewer_requests() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model")).unwrap();
         let lines = [
             "token_bucket 1000/s burst 100",
@@ -1032,8 +1007,7 @@ fn a_call_for_several_limits_takes_fewer_requests() {
 /// call that blocks its thread.
 #[test]
 fn a_request_that_is_too_large_gets_the_state_by_a_call_of_its_own() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
         let too_large = Refusal::ExceedsLimit { requested: 4, limit: 3 };
         for (request, calls) in [(Request::permits(4), 0), (Request::permits(4).with_left(), 1)] {
@@ -1049,8 +1023,7 @@ fn a_request_that_is_too_large_gets_the_state_by_a_call_of_its_own() {
 
 #[test]
 fn a_full_queue_reports_the_state_of_its_decision_without_another_call() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let calls = store.counts().answered;
@@ -1065,8 +1038,7 @@ fn a_full_queue_reports_the_state_of_its_decision_without_another_call() {
 /// A task may settle a reservation that the store has not decided: the used permits are charged.
 #[test]
 fn a_reservation_settled_before_its_answer_takes_what_was_used() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_store, limiter) = open(&model, "fixed_window 100/d").await;
         let tasks = AnyLimiter::from(limiter.clone()).non_blocking();
         // It is sent, and the others queue behind it.
@@ -1095,8 +1067,7 @@ fn a_reservation_settled_before_its_answer_takes_what_was_used() {
 /// The first permit of the queue is due a second after the limiter was empty.
 #[test]
 fn dropped_waits_leave_no_debt() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_store, limiter, empty, mut tasks) = booked(&model, &[Request::permits(1); 50]).await;
         let next_at = async || {
             let next_in = limiter.status().await.unwrap().members[0].1.next_in;
@@ -1130,8 +1101,7 @@ fn dropped_waits_leave_no_debt() {
 
 #[test]
 fn reservations_stand_in_the_line_of_all_requests() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_store, limiter, empty, tasks) = booked(&model, &[Request::permits(1)]).await;
         let any = AnyLimiter::from(limiter.clone()).non_blocking();
         let [first, second, third] = [(); 3].map(|()| any.reserve(1).unwrap());
@@ -1170,8 +1140,7 @@ fn reservations_stand_in_the_line_of_all_requests() {
 
 #[test]
 fn a_reservation_settled_for_less_gives_the_rest_back() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, limiter, empty, tasks) = booked(&model, &[Request::permits(1); 2]).await;
         let calls = store.counts().answered;
         let any = AnyLimiter::from(limiter.clone()).non_blocking();
@@ -1195,8 +1164,7 @@ fn a_reservation_settled_for_less_gives_the_rest_back() {
 /// The reply of the store is awaited even if it takes longer than the request may wait for permits.
 #[test]
 fn a_wait_for_permits_in_use_does_not_begin_before_the_reply_of_the_store() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = AnyLimiter::from(store.counting("all", 1).build().unwrap());
         let ask = async |within| {
@@ -1233,8 +1201,7 @@ fn a_wait_for_permits_in_use_does_not_begin_before_the_reply_of_the_store() {
 fn an_instant_that_has_passed_is_not_granted_later() {
     for line in ["sliding_log 5/2s", "token_bucket 5/2s burst 5", "sliding_window 5/2s cells 4"] {
         for dropped in [2_100, 2_800, 3_500] {
-            run(async move {
-                let model = Model::new(1, Network::steady(MS));
+            on_model(async move |model| {
                 let (_store, limiter) = open(&model, line).await;
                 let (answer, began) = spawn(&limiter, 5).await.unwrap();
                 let _ = answer.unwrap();
@@ -1265,8 +1232,7 @@ fn an_instant_that_has_passed_is_not_granted_later() {
 /// earlier requests of its process that waited.
 #[test]
 fn an_instant_of_another_process_goes_to_the_first_in_line() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_store, one) = open(&model, "token_bucket 1/s burst 3").await;
         let (_other_store, other) = open(&model, "token_bucket 1/s burst 3").await;
         let (answer, empty) = spawn(&one, 3).await.unwrap();
@@ -1294,8 +1260,7 @@ fn an_instant_of_another_process_goes_to_the_first_in_line() {
 /// request.
 #[test]
 fn a_reservation_stands_behind_requests_that_wait() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_store, one) = open(&model, "token_bucket 1/s burst 3").await;
         let (_other_store, other) = open(&model, "token_bucket 1/s burst 3").await;
         let (answer, empty) = spawn(&one, 3).await.unwrap();
@@ -1318,8 +1283,7 @@ fn a_reservation_stands_behind_requests_that_wait() {
 /// A store that had lost its bookings granted newcomers before requests that waited.
 #[test]
 fn a_store_that_lost_its_bookings_serves_the_first_in_line() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let line = [Request::permits(1); 4];
         let (_store, limiter, empty, tasks) = booked(&model, &line).await;
         let (_other_store, other) = open(&model, "token_bucket 1/s burst 3").await;
@@ -1338,8 +1302,7 @@ fn a_store_that_lost_its_bookings_serves_the_first_in_line() {
 #[test]
 fn leaked_waits_leave_the_bounds_at_their_instants() {
     for line in ["fixed_window 2/1s", "token_bucket 2/s burst 2", "sliding_log 2/1s"] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model")).unwrap();
             let limiter = store.limiter("all").limit("limit", line);
             let limiter = limiter.queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1)).build().unwrap();
@@ -1394,8 +1357,7 @@ fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
 /// The booked time of a leaked wait had passed, and granted a later request of higher priority.
 #[test]
 fn no_request_takes_the_passed_instant_of_a_leaked_wait() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (_store, limiter) = open(&model, "token_bucket 10/s burst 1").await;
         let any = AnyLimiter::from(limiter.clone());
         let _ = any.acquire().await.unwrap();

@@ -29,9 +29,15 @@ mod simulation;
 mod waiting;
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
-use tidegate_redis::simulation::Model;
+use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
+
+/// Runs a test on a model of a server that is a millisecond away.
+fn on_model<T>(test: impl AsyncFnOnce(Model) -> T) -> T {
+    run(async { test(Model::new(1, Network::steady(Duration::from_millis(1)))).await })
+}
 
 /// A store whose process may grant half of each limit while the server is away.
 fn one_of_two(model: &Model) -> Store {

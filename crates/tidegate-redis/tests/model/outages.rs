@@ -11,7 +11,7 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::time::Instant;
 
-use crate::one_of_two;
+use crate::{on_model, one_of_two};
 
 const MS: Duration = Duration::from_millis(1);
 const CLIENTS: usize = 8;
@@ -802,8 +802,7 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
 #[test]
 fn a_request_that_passes_in_shadow_mode_reports_what_is_left_now() {
     for line in ["token_bucket 4/min burst 4", "fixed_window 4/min", "sliding_log 4/min"] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model")).unwrap();
             let limiter = store.limiter("tried").limit("calls", line).build().unwrap();
             limiter.set_shadow(true);
@@ -825,8 +824,7 @@ fn a_request_that_passes_in_shadow_mode_reports_what_is_left_now() {
 /// permits that came back never did.
 #[test]
 fn calls_on_a_silent_connection_end_beside_a_new_connection() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
         let busy = store.limiter("busy").limit("calls", "token_bucket 1000/s burst 100").build().unwrap();
         let rate = store.limiter("all").limit("calls", "token_bucket 1000/s burst 100").build().unwrap();
@@ -855,8 +853,7 @@ fn calls_on_a_silent_connection_end_beside_a_new_connection() {
 /// share until the end, although the store was well: no failure had begun an outage that could end.
 #[test]
 fn a_wait_whose_call_alone_was_late_returns_to_the_store() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = one_of_two(&model);
         let limiter = |tag, policy| store.limiter(tag).limit("calls", policy).build().unwrap();
         // A share of so small a limit has no permits at first.
@@ -888,8 +885,7 @@ fn a_wait_whose_call_alone_was_late_returns_to_the_store() {
 /// A request of a limit that had no room for its share was told that no retry helps.
 #[test]
 fn a_limit_beyond_those_that_have_a_share_is_refused_until_the_next_probe() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = one_of_two(&model);
         model.stop(true);
         let mut last = None;
@@ -907,8 +903,7 @@ fn a_limit_beyond_those_that_have_a_share_is_refused_until_the_next_probe() {
 /// Each of many keys with a request that waits for its share asked whether the store is back.
 #[test]
 fn many_queues_ask_together_whether_the_store_is_back() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = one_of_two(&model);
         let keys = store.keyed("users").limit("calls", "fixed_window 3/d").build().unwrap();
         model.stop(true);

@@ -11,7 +11,7 @@ use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::one_of_two;
+use crate::{on_model, one_of_two};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -55,8 +55,7 @@ fn wait(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<Resul
 #[test]
 fn a_pause_that_the_store_reported_holds_while_the_store_is_away() {
     for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let open = || one_of_two(&model);
             let limiter = |store: &Store| -> AnyLimiter {
                 match is_counting {
@@ -98,8 +97,7 @@ fn a_pause_that_the_store_reported_holds_while_the_store_is_away() {
 #[test]
 fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
     for is_counting in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter = || -> AnyLimiter {
                 let store = one_of_two(&model);
                 match is_counting {
@@ -127,8 +125,7 @@ fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
 /// a key that is made for each request, or a second one of the same tag.
 #[test]
 fn all_limiters_of_a_tag_know_of_its_pause_while_the_store_is_away() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = one_of_two(&model);
         let keys = store.keyed("users").limit("calls", "fixed_window 8/s").build().unwrap();
         let limiter = || store.limiter("all").limit("calls", "fixed_window 8/s").build().unwrap();
@@ -161,8 +158,7 @@ fn all_limiters_of_a_tag_know_of_its_pause_while_the_store_is_away() {
 #[test]
 fn requests_that_may_wait_are_granted_by_a_share_after_the_pause_of_their_process() {
     for is_resumed in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter =
                 one_of_two(&model).limiter("all").limit("limit", "fixed_window 4/s").build().unwrap();
             let handle = AnyLimiter::from(limiter.clone());
@@ -202,8 +198,7 @@ fn requests_that_may_wait_are_granted_by_a_share_after_the_pause_of_their_proces
 /// store was back, and that another process had ended the pause.
 #[test]
 fn a_request_behind_a_pause_learns_without_other_calls_that_the_store_is_back() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let limiter = |while_away| {
             let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
             store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap()
@@ -224,8 +219,7 @@ fn a_request_behind_a_pause_learns_without_other_calls_that_the_store_is_back() 
 /// that had its permits was refused when it was polled again.
 #[test]
 fn a_reservation_in_a_share_takes_its_permits_or_is_refused() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let limiter = one_of_two(&model).limiter("all").limit("limit", "fixed_window 4/h").build().unwrap();
         let limiter = AnyLimiter::from(limiter);
         drop(limiter.acquire_now(1).await.unwrap());
@@ -249,8 +243,7 @@ fn a_reservation_in_a_share_takes_its_permits_or_is_refused() {
 /// A task that ran late had its permit by the share in a pause that had begun meanwhile.
 #[test]
 fn a_wait_that_is_due_when_a_pause_begins_gets_nothing_from_the_share() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let limiter = one_of_two(&model).limiter("all").limit("limit", "fixed_window 4/s").build().unwrap();
         drop(limiter.acquire_now(1).await.unwrap());
         model.stop(true);
@@ -274,8 +267,7 @@ fn a_wait_that_is_due_when_a_pause_begins_gets_nothing_from_the_share() {
 /// lasted an hour more.
 #[test]
 fn a_pause_until_a_time_ends_at_that_time() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
         let in_use = store.counting("jobs", 1).build().unwrap();
@@ -295,8 +287,7 @@ fn a_pause_until_a_time_ends_at_that_time() {
 #[test]
 fn only_a_reset_that_the_store_replied_to_ends_a_known_pause() {
     for is_away in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter =
                 one_of_two(&model).limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
             limiter.pause(Pause::lasting(MINUTE)).await.unwrap();
@@ -335,8 +326,7 @@ fn a_paused_limit_of_permits_in_use_reports_its_state_with_the_refusal() {
 /// A grant that took no permits of a paused limit ended the pause that the process knew of.
 #[test]
 fn a_grant_of_other_limits_does_not_end_a_known_pause() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = one_of_two(&model);
         let both = store.limiter("all").limit("a", "fixed_window 8/s").limit("b", "fixed_window 8/s");
         let both = AnyLimiter::from(both.build().unwrap());
@@ -355,8 +345,7 @@ fn a_grant_of_other_limits_does_not_end_a_known_pause() {
 #[test]
 fn a_debit_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
     for is_resumed in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter =
                 || one_of_two(&model).limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
             let (first, second) = (limiter(), limiter());
@@ -380,8 +369,7 @@ fn a_debit_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
 #[test]
 fn a_status_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
     for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let open = || one_of_two(&model);
             // The two types of limiter have the same calls.
             macro_rules! granted_after_a_status {
@@ -453,8 +441,7 @@ fn requests_behind_a_pause_go_on_when_it_is_ended() {
     // A leaky bucket of 1,000 delays no request for a minute.
     let lines = LINES.into_iter().filter(|line| !line.starts_with("leaky"));
     for (line, leased) in lines.flat_map(|line| [(line, false), (line, true)]) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiters = fleet(&model, line, 3, leased);
             for limiter in &limiters {
                 let _ = wait(limiter, 1).await.unwrap().unwrap();
@@ -482,8 +469,7 @@ fn requests_behind_a_pause_go_on_when_it_is_ended() {
 #[test]
 fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
     for line in ["token_bucket 100/s burst 10", "smooth_bursty 100/s", "sliding_log 1000/s"] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let [one, other] = &fleet(&model, line, 2, false)[..] else { panic!("two") };
             one.pause(Pause::lasting(3 * SECOND)).await.unwrap();
             let paused = Instant::now();
@@ -509,8 +495,7 @@ fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
 /// processes.
 #[test]
 fn a_request_that_a_pause_makes_too_late_is_refused_at_once() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let limiters = fleet(&model, "token_bucket 10/s burst 10", 2, false);
         limiters[0].pause(Pause::lasting(2 * SECOND)).await.unwrap();
         // The first is due at 2.1 seconds.
@@ -534,8 +519,7 @@ fn a_request_that_a_pause_makes_too_late_is_refused_at_once() {
 #[test]
 fn a_wait_that_is_dropped_behind_a_pause_leaves_no_trace() {
     for line in LINES {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiters = fleet(&model, line, 2, false);
             let before = limiters[0].status().await.unwrap();
             limiters[0].pause(Pause::lasting(2 * SECOND).keep_permits()).await.unwrap();
@@ -559,8 +543,7 @@ fn a_wait_that_is_dropped_behind_a_pause_leaves_no_trace() {
 /// A full queue refuses newcomers behind a pause, or drops others for them.
 #[test]
 fn a_line_behind_a_pause_is_bounded() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let limiter = &fleet(&model, "token_bucket 10/s burst 10", 1, false)[0];
         limiter.pause(Pause::lasting(2 * SECOND)).await.unwrap();
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
@@ -580,8 +563,7 @@ fn a_line_behind_a_pause_is_bounded() {
 /// A reservation reports when it is due, and then that it is due earlier.
 #[test]
 fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let [one, other] = &fleet(&model, "token_bucket 10/s burst 10", 2, false)[..] else { panic!() };
         one.pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
         let reservation = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
@@ -601,8 +583,7 @@ fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
 #[test]
 fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
     for line in LINES {
-        run(async {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async |model| {
             let limiter = fleet(&model, line, 1, false).remove(0);
             let _ = wait(&limiter, 1).await.unwrap().unwrap();
             limiter.pause(Pause::lasting(100 * MS).keep_permits()).await.unwrap();
@@ -622,8 +603,7 @@ fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
 #[test]
 fn a_reservation_settled_behind_a_pause_is_charged_what_was_not_named() {
     for line in ["token_bucket 10/h burst 10", "fixed_window 10/h", "sliding_log 10/h"] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model")).unwrap();
             let limiter = store.limiter("all").limit("a", line).limit("b", line).build().unwrap();
             limiter.pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
@@ -648,8 +628,7 @@ fn a_reservation_settled_behind_a_pause_is_charged_what_was_not_named() {
 /// Closing refuses requests behind a pause.
 #[test]
 fn requests_behind_a_pause_are_refused_when_the_limiter_is_closed() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let limiter = &fleet(&model, "token_bucket 10/s burst 10", 1, false)[0];
         limiter.pause(Pause::lasting(Duration::MAX)).await.unwrap();
         let tasks: Vec<_> = (0..300).map(|_| wait(limiter, 1)).collect();
@@ -665,8 +644,7 @@ fn requests_behind_a_pause_are_refused_when_the_limiter_is_closed() {
 #[test]
 fn a_request_is_refused_at_the_end_of_its_wait_in_a_pause_that_is_prolonged() {
     for leased in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter = &fleet(&model, "token_bucket 100/s burst 20", 1, leased)[0];
             let _ = wait(limiter, 1).await.unwrap().unwrap();
             limiter.pause(Pause::lasting(2 * SECOND).keep_permits()).await.unwrap();
@@ -699,8 +677,7 @@ async fn assert_in_order(tasks: Vec<JoinHandle<Result<Instant, Refusal>>>, conte
 #[test]
 fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
     for (line, leased) in LINES.into_iter().flat_map(|line| [(line, false), (line, true)]) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiters = fleet(&model, line, 2, leased);
             let _ = wait(&limiters[0], 1).await.unwrap().unwrap();
             sleep(2 * SECOND).await;
@@ -719,8 +696,7 @@ fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
 #[test]
 fn a_long_line_behind_a_pause_keeps_its_order() {
     for ends_early in [true, false] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let [limiter] = &fleet(&model, "token_bucket 1000/s burst 10", 1, false)[..] else {
                 panic!("one")
             };
@@ -754,8 +730,7 @@ fn a_long_line_behind_a_pause_keeps_its_order() {
 #[test]
 fn newcomers_stand_behind_a_request_that_asks_whether_a_pause_has_ended() {
     for (line, step) in LINES.into_iter().flat_map(|line| (0..8).map(move |step| (line, step))) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiters = fleet(&model, line, 2, false);
             limiters[0].pause(Pause::lasting(5 * SECOND).keep_permits()).await.unwrap();
             let first = wait(&limiters[0], 1);
@@ -780,8 +755,7 @@ fn newcomers_stand_behind_a_request_that_asks_whether_a_pause_has_ended() {
 #[test]
 fn newcomers_of_the_last_round_trip_of_a_pause_stand_behind_requests_that_wait() {
     for (line, step) in LINES.into_iter().flat_map(|line| (0..8).map(move |step| (line, step))) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiters = fleet(&model, line, 1, false);
             // It ends after 101 ms by the time of this process.
             limiters[0].pause(Pause::lasting(100 * MS).keep_permits()).await.unwrap();
@@ -800,8 +774,7 @@ fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
     let lines =
         ["token_bucket 50/s burst 1", "sliding_log 2/1s", "fixed_window 2/1s", "sliding_estimate 2/1s"];
     for (line, step) in lines.into_iter().flat_map(|line| (0..40).map(move |step| (line, step))) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter = &fleet(&model, line, 1, false)[0];
             let _ = wait(limiter, 1).await.unwrap().unwrap();
             sleep(5 * SECOND).await;
@@ -831,8 +804,7 @@ fn a_debit_in_a_pause_counts_when_it_is_made() {
         "sliding_log 100/d",
     ];
     for (line, pause) in windows.into_iter().flat_map(|line| [(line, SECOND), (line, Duration::MAX)]) {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter = &fleet(&model, line, 1, false)[0];
             let any = AnyLimiter::from(limiter.clone());
             let _ = any.acquire_now(20).await.unwrap();
@@ -853,8 +825,7 @@ fn a_debit_in_a_pause_counts_when_it_is_made() {
         });
     }
     for line in LINES {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter = &fleet(&model, line, 1, false)[0];
             limiter.pause(Pause::lasting(Duration::MAX)).await.unwrap();
             limiter.debit(1).await.unwrap();

@@ -10,6 +10,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterConfig, Store};
 use tokio::time::{Instant, sleep};
 
+use crate::on_model;
+
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const RESERVED: u32 = 100;
@@ -166,8 +168,7 @@ fn a_gateway_of_two_limits_uses_what_comes_back() {
                 let [calls, tokens] = policies.map(RateLimiter::new);
                 calls_of_a_gateway(AllOf::new("calls", &calls).with("tokens", &tokens).into()).await
             });
-            let shared = run(async {
-                let model = Model::new(1, Network::steady(MS));
+            let shared = on_model(async |model| {
                 let store = model.open(Store::builder("redis://model")).unwrap();
                 let limiter = store.limiter("all").limit("calls", calls);
                 let limiter = limiter.limit("tokens", tokens).build().unwrap();
@@ -245,8 +246,7 @@ fn a_status_reports_what_came_back_while_others_wait() {
         ("fixed_window 100/10s", 100),
         ("sliding_estimate 100/10s", 100),
     ] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let limiter = || {
                 let store = model.open(Store::builder("redis://model")).unwrap();
                 store.limiter("all").limit("calls", policy).build().unwrap()

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 use crate::check::{Bound, Grant, jain};
 use crate::scenario::{Fault, Setup};
 
+use crate::on_model;
+
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
 
@@ -33,8 +35,7 @@ fn counts(store: &Store) -> (u64, u64, u64, u64) {
 
 #[test]
 fn clients_of_one_model_share_a_limit() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let ((_, one), (store, other)) = (open(&model), open(&model));
         let began = Instant::now();
         for _ in 0..5 {
@@ -73,8 +74,7 @@ fn a_request_for_a_permit_in_use_that_does_not_wait_is_answered_by_the_store() {
 /// Before that the share of each would be larger than an eighth.
 #[test]
 fn processes_that_start_together_know_their_number_soon() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let open = |_| model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
         let stores: Vec<Store> = (0..8).map(open).collect();
         for store in &stores {
@@ -89,8 +89,7 @@ fn processes_that_start_together_know_their_number_soon() {
 
 #[test]
 fn used_grants_are_logged_at_their_instants() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, one) = open(&model);
         let grants = Arc::new(Mutex::new(Vec::new()));
         let log = grants.clone();
@@ -108,8 +107,7 @@ fn used_grants_are_logged_at_their_instants() {
 
 #[test]
 fn a_call_to_a_stopped_server_is_charged_and_not_known() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let ((store, one), (_, other)) = (open(&model), open(&model));
         let _ = one.acquire_now([]).await.unwrap();
         model.stop(true);
@@ -129,8 +127,7 @@ fn a_call_to_a_stopped_server_is_charged_and_not_known() {
 /// The time at which they end is later than a clock can represent.
 #[test]
 fn the_longest_spans_make_no_call_panic() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = model.open(Store::builder("redis://model").timeout(Duration::MAX)).unwrap();
         let limit = "token_bucket 1/s burst 4";
         let limiters: [AnyLimiter; 3] = [
@@ -151,8 +148,7 @@ fn the_longest_spans_make_no_call_panic() {
 
 #[test]
 fn a_killed_server_refuses_and_comes_back_empty() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (store, one) = open(&model);
         for _ in 0..10 {
             let _ = one.acquire_now([]).await.unwrap();
@@ -176,8 +172,7 @@ fn a_killed_server_refuses_and_comes_back_empty() {
 
 #[test]
 fn calls_into_a_cut_arrive_when_it_is_joined() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let ((store, one), (_, other)) = (open(&model), open(&model));
         let _ = one.acquire_now([]).await.unwrap();
         model.cut([0], true);

@@ -14,6 +14,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterBuilder, Store, StoreLimiter, WhileAway};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::on_model;
+
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MAX_SKIPS: usize = 100_000;
@@ -72,8 +74,7 @@ impl Log {
 
 #[test]
 fn requests_outlast_an_outage_in_their_order() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let store = open(&model);
         let limiter = limiter(&store, "token_bucket 10/s burst 1");
         drop(limiter.acquire().await.unwrap());
@@ -147,8 +148,7 @@ fn a_longest_wait_ends_in_an_outage() {
 #[test]
 fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     for in_use in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = open(&model);
             let limiter: AnyLimiter = match in_use {
                 true => store.counting("all", 10).build().unwrap().into(),
@@ -221,8 +221,7 @@ fn a_longest_wait_for_permits_in_use_is_no_outage() {
 #[test]
 fn a_reservation_among_permits_in_use_is_refused_after_its_longest_wait() {
     for while_away in [WhileAway::Closed, WhileAway::Wait] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
             let jobs = store.counting("jobs", 1).build().unwrap();
             let held = jobs.acquire().await.unwrap();
@@ -253,8 +252,7 @@ fn a_reservation_among_permits_in_use_is_refused_after_its_longest_wait() {
 fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
     let two = std::num::NonZeroU32::new(2).unwrap();
     for while_away in [WhileAway::Open, WhileAway::ShareOf(two)] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
             let jobs = store.counting("jobs", 8).build().unwrap();
             jobs.pause(Pause::lasting(60 * SECOND)).await.unwrap();
@@ -281,8 +279,7 @@ fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
 /// Reservations in the share of a process were granted seconds after the limiter was closed.
 #[test]
 fn a_close_ends_reservations_in_a_share() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let two = std::num::NonZeroU32::new(2).unwrap();
         let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(two));
         let store = model.open(builder).unwrap();
@@ -310,8 +307,7 @@ fn a_close_ends_reservations_in_a_share() {
 #[test]
 fn a_reset_ends_a_pause_also_while_the_store_is_away() {
     for leased in [false, true] {
-        run(async move {
-            let model = Model::new(1, Network::steady(MS));
+        on_model(async move |model| {
             let store = model.open(Store::builder("redis://model").while_away(WhileAway::Open)).unwrap();
             let builder = builder(&store, "token_bucket 1000/s burst 1000");
             let builder = if leased { builder.leased() } else { builder };
@@ -447,8 +443,7 @@ fn a_longest_wait_for_a_lease_ends_in_an_outage() {
     let modes = [WhileAway::Wait, WhileAway::Closed];
     for (mode, within) in modes.into_iter().flat_map(|mode| [50, 60, 95, 120, 150].map(|ms| (mode, ms))) {
         for tasks in [20, within / 4] {
-            run(async move {
-                let model = Model::new(1, Network::steady(MS));
+            on_model(async move |model| {
                 let store = model.open(Store::builder("redis://model").while_away(mode)).unwrap();
                 let limiter = builder(&store, "token_bucket 300/s burst 10").leased().build().unwrap();
                 let limiter = AnyLimiter::from(limiter);
@@ -708,8 +703,7 @@ fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
 /// An observer makes a call for each skipped call, until another task has had a turn.
 #[test]
 fn calls_that_are_not_made_leave_turns_to_other_tasks() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
+    on_model(async |model| {
         let (limiter, is_over) = (Arc::new(OnceLock::<AnyLimiter>::new()), Arc::new(AtomicBool::new(false)));
         let (of, ends) = (limiter.clone(), is_over.clone());
         let on_skips = move |skips| {
