@@ -2,11 +2,12 @@
 //! limiter.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::log::Log;
 use crate::support::spawn_pending;
 use tidegate::{
     AllOf, CancelToken, CountingLimit, Events, ManualClock, Rate, RateLimiter, Refusal, Statistics,
@@ -16,35 +17,6 @@ use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Records each event.
-#[derive(Default)]
-struct Log(Mutex<Vec<String>>);
-
-impl Log {
-    fn note(&self, text: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
-    }
-
-    /// Returns the events since the last call.
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Events for Log {
-    fn granted(&self, permits: u64, waited: Duration) {
-        self.note(format!("granted {permits} after {waited:?}"));
-    }
-
-    fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.note(format!("refused {permits}: {refusal}"));
-    }
-
-    fn cancelled(&self, permits: u64, waited: Duration) {
-        self.note(format!("cancelled {permits} after {waited:?}"));
-    }
-}
 
 fn watched(limit: u32) -> (CountingLimit, ManualClock, Arc<Log>) {
     let (clock, log) = (ManualClock::new(), Arc::new(Log::default()));

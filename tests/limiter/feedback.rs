@@ -8,6 +8,7 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::log::Log;
 use crate::support::{MS, PATIENCE, one_per_second, spawn_pending, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
@@ -168,50 +169,6 @@ fn a_reset_ends_a_pause_and_serves_waiters() {
 
 // Observers
 
-/// Records its notifications.
-#[derive(Default)]
-struct Log(Mutex<Vec<String>>);
-
-impl Log {
-    fn note(&self, line: String) {
-        self.0.lock().expect("no panic").push(line);
-    }
-
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().expect("no panic"))
-    }
-}
-
-impl Events for Log {
-    fn granted(&self, permits: u64, waited: Duration) {
-        self.note(format!("granted {permits} after {waited:?}"));
-    }
-
-    fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.note(format!("refused {permits}: {refusal}"));
-    }
-
-    fn cancelled(&self, permits: u64, waited: Duration) {
-        self.note(format!("dropped {permits} after {waited:?}"));
-    }
-
-    fn shadowed(&self, permits: u64, refusal: &Refusal) {
-        self.note(format!("shadowed {permits}: {refusal}"));
-    }
-
-    fn exempted(&self, permits: u64) {
-        self.note(format!("exempted {permits}"));
-    }
-
-    fn paused(&self, remaining: Duration) {
-        self.note(format!("paused for {remaining:?}"));
-    }
-
-    fn resumed(&self) {
-        self.note("resumed".to_owned());
-    }
-}
-
 fn watched() -> (crate::support::Limiter, ManualClock, Arc<Log>) {
     let (limiter, clock) = without_burst(Rate::per_second(1));
     let log = Arc::new(Log::default());
@@ -246,7 +203,7 @@ fn every_call_is_reported_once_when_it_ends() {
     assert!(reservation.claim() && reservation.claim());
     drop((first, reservation));
     assert!(assert_ready!(spawn(limiter.acquire_within(MS)).poll()).is_err());
-    let told = ["granted 1 after 1s", "dropped 1 after 1s", "granted 3 after 2s"];
+    let told = ["granted 1 after 1s", "cancelled 1 after 1s", "granted 3 after 2s"];
     assert_eq!(log.take(), [&told[..], &["refused 1: limited, retry after 2.999s"]].concat());
 }
 
@@ -295,7 +252,7 @@ fn a_request_refused_or_dropped_by_a_bound_is_reported() {
         [
             "granted 1 after 0ns",
             "refused 1: dropped from a full queue to make room for another request",
-            "dropped 1 after 0ns",
+            "cancelled 1 after 0ns",
             "refused 2: dropped from a full queue to make room for another request",
             "refused 1: queue is full, retry after 1s",
         ]
