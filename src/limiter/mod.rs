@@ -681,7 +681,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// still does not pass a large burst at once. A longer catch-up keeps the average exact on a
     /// busier machine; a span of length *d* can then see `rate * catch_up` more permits.
     pub fn set_catch_up(&self, catch_up: Duration) {
-        self.shared.set_catch_up(catch_up);
+        self.shared.lateness.set_catch_up(catch_up);
     }
 }
 

@@ -312,10 +312,6 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             && self.lateness.catch_up() == Nanos::from_duration(CATCH_UP)
     }
 
-    pub(crate) fn set_catch_up(&self, catch_up: Duration) {
-        self.lateness.set_catch_up(catch_up);
-    }
-
     /// Creates the [`Visit`] of a lock holder at the time `now`.
     pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred) -> Visit<'a, R> {
         let (rule, lateness) = (&self.rule, &self.lateness);
