@@ -111,14 +111,10 @@ impl<'de> Visitor<'de> for Entries {
                 }
             }
         }
-        if config.in_use.is_some() {
-            if policy.iter().any(|(field, _)| field == "policy") {
-                return Err(de::Error::custom(bad("in_use", ALONE)));
-            }
-            if let Some((field, _)) = policy.into_iter().next() {
-                return Err(de::Error::custom(BuildError::Unknown { field }));
-            }
-        } else if config.limits.is_empty() {
+        if config.in_use.is_some() && policy.iter().any(|(field, _)| field == "policy") {
+            return Err(de::Error::custom(bad("in_use", ALONE)));
+        }
+        if config.in_use.is_none() && config.limits.is_empty() {
             config.limits.push((ONLY.into(), of_fields(policy).map_err(de::Error::custom)?));
         } else if let Some((field, _)) = policy.into_iter().next() {
             return Err(de::Error::custom(BuildError::Unknown { field }));
