@@ -217,7 +217,7 @@ mod tests {
     /// A slow model: requests and bookings are two sorted lists, and the n-th of each belong
     /// together.
     #[test]
-    fn the_nth_request_has_the_nth_instant() {
+    fn the_nth_request_has_the_nth_booking() {
         let mut random = SmallRng::seed_from_u64(1);
         let mut class = Class::default();
         let (mut turns, mut bookings): (Vec<Turn>, Vec<(Nanos, u64)>) = (Vec::new(), Vec::new());
@@ -261,7 +261,7 @@ mod tests {
                 7 if !turns.is_empty() => {
                     let turn = turns.remove(random.random_range(0..turns.len()));
                     let expected = class.due(turn);
-                    let taken = class.take(turn).expect("an booking");
+                    let taken = class.take(turn).expect("a booking");
                     assert_eq!(taken.due, expected);
                     bookings.retain(|booking| *booking != (taken.due, taken.number));
                 }
@@ -276,7 +276,7 @@ mod tests {
                 bookings.remove(0);
             }
             while bookings.len() > turns.len() {
-                let last = bookings.pop().expect("an booking");
+                let last = bookings.pop().expect("a booking");
                 let surplus = class.surplus().expect("more bookings than requests");
                 assert_eq!((surplus.due, surplus.number), last);
             }
