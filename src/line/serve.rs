@@ -103,9 +103,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// the queue is empty.
     fn serve_head(&mut self, visit: &mut Visit<'_, R>) -> Option<Head> {
         let Visit { rule, now, .. } = *visit;
-        let key = self.head;
-        let first = self.entries.get(key as usize)?;
-        let (ask, none) = (first.ask.clone(), R::Ahead::default());
+        let first = self.entries.get(self.head as usize)?;
+        let ask = first.ask.clone();
         let &Entry { position, woken_by, since, deadline, priority, .. } = first;
         let unattended = matches!(woken_by, WokenBy::Nothing);
         let begins = since.max(self.charged).max(self.checked).max(self.settings.opens_for(now));
@@ -122,7 +121,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // member of a composite changed.
             return Some(self.refuse_head(visit, never));
         }
-        let due = self.due(rule, as_of, position, &none, &ask);
+        let due = self.due(rule, as_of, position, &R::Ahead::default(), &ask);
         if due > deadline && !self.may_be_late(visit, due, deadline) {
             let refusal = self.too_early(due, deadline);
             return Some(self.refuse_head(visit, refusal));
@@ -134,9 +133,23 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // A reservation that is not awaited takes the permits that were available at its turn,
         // whichever call serves it.
         let turn = unattended.then(|| due.max(begins).min(now));
-        let (more, due) = self.more_for_head(visit, &ask, due, turn);
+        Some(self.charge_head(visit, &ask, due, turn))
+    }
+
+    /// Charges and grants the head, which was due at `due`, in its `turn` if it has one.
+    fn charge_head(
+        &mut self,
+        visit: &mut Visit<'_, R>,
+        ask: &R::Ask,
+        due: Nanos,
+        turn: Option<Nanos>,
+    ) -> Head {
+        let Visit { rule, now, .. } = *visit;
+        let key = self.head;
+        let &Entry { position, woken_by, .. } = &self.entries[key as usize];
+        let (more, due) = self.more_for_head(visit, ask, due, turn);
         let at = self.charged_as_of(visit, due);
-        Some(match self.charge_at(visit, at, more.as_ref().unwrap_or(&ask)) {
+        match self.charge_at(visit, at, more.as_ref().unwrap_or(ask)) {
             Ok(charge) => {
                 let grant = self.grant(rule, charge, woken_by);
                 self.answer(visit, key, State::Granted(grant));
@@ -155,10 +168,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // permit. If the policy still says that the waiter is due but refuses it, another
             // request has intervened, or the policy contradicts itself: the queue is served again,
             // but later, so that it does not spin.
-            Err(Refusal::Limited { .. }) => match self.due(rule, now, position, &none, &ask) <= due {
-                true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
-                false => Head::Continue,
-            },
+            Err(Refusal::Limited { .. }) => {
+                match self.due(rule, now, position, &R::Ahead::default(), ask) <= due {
+                    true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
+                    false => Head::Continue,
+                }
+            }
             // No due time is known. When a permit in use is given back, this queue is rechecked.
             // Until then waiters leave only at their deadlines.
             Err(refusal @ Refusal::InUse { .. }) => {
@@ -169,7 +184,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 }
             }
             Err(refusal) => self.refuse_head(visit, refusal),
-        })
+        }
     }
 
     /// Ends the wait of the head without a grant.
