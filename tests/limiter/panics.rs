@@ -236,26 +236,17 @@ fn an_estimate_that_panicked_took_nothing() {
 
 #[test]
 fn a_newcomer_whose_first_poll_panicked_took_nothing() {
-    let (limiter, clock) = limiter(3);
-    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
-    let _bad = bad(&limiter);
-    clock.jump(3 * SECOND);
-    let mut newcomer = spawn(limiter.acquire_many(Request::permits(2)));
-    panics(|| newcomer.poll());
-    drop(newcomer);
-    assert_eq!(take_all(&limiter), 2);
-}
-
-#[test]
-fn a_newcomer_without_room_whose_first_poll_panicked_took_nothing() {
-    let (limiter, clock) = limiter(3);
-    let _bad = bad(&limiter);
-    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
-    clock.jump(3 * SECOND);
-    let mut newcomer = spawn(limiter.acquire_many(Request::permits(2)));
-    panics(|| newcomer.poll());
-    drop(newcomer);
-    assert_eq!(take_all(&limiter), 2);
+    // With room in the queue once the waiter in it is served, and without.
+    for most in [1, 0] {
+        let (limiter, clock) = limiter(3);
+        let _bad = bad(&limiter);
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(most));
+        clock.jump(3 * SECOND);
+        let mut newcomer = spawn(limiter.acquire_many(Request::permits(2)));
+        panics(|| newcomer.poll());
+        drop(newcomer);
+        assert_eq!(take_all(&limiter), 2, "{most}");
+    }
 }
 
 #[test]
