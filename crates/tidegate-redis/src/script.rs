@@ -88,6 +88,7 @@ impl Script {
             include_str!("lua/head.lua"),
             TIME,
             include_str!("lua/values.lua"),
+            include_str!("lua/at_once.lua"),
             include_str!("lua/refunds.lua"),
             include_str!("lua/places.lua"),
             include_str!("lua/runs.lua"),

@@ -61,11 +61,6 @@
 do
   local MAX_PEAKS = 8
 
-  -- Returns whether the level at an instant must stay the one from before the pause.
-  local function stands(l, at)
-    return l.spent == 1 and l.now < l.held and at == l.booked
-  end
-
   -- Returns what a level becomes at a later instant.
   local function filled(t, level, from, at, cap)
     if level <= -MOST then return level end
@@ -78,13 +73,6 @@ do
     if more > 2 * MOST then more = 2 * MOST end
     level = level + more
     return level < cap and level or cap
-  end
-
-  -- Returns the level at an instant.
-  local function level_at(l, at, cap)
-    local t, level = l.terms, l.level
-    if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
-    return filled(t, level, l.booked, at, cap)
   end
 
   -- Returns the instant at which `refills` refills have accrued after `at`.
@@ -123,6 +111,88 @@ do
       table.remove(peaks, nearest)
       table.remove(peaks, nearest - 1)
     end
+  end
+
+  -- Returns the instant, not before `at`, at which a level has become `need`.
+  local function reached(t, level, at, need)
+    return level >= need and at or after(t, at, whole_up(need - level, t[1]))
+  end
+
+  -- Returns how many permits are available at a level, when the limiter is full, and when a permit
+  -- is available.
+  local function left_of(t, level, at)
+    local available = 0
+    if level >= 0 and (t[1] > 0 or t[7] ~= 2) then
+      available = min(t[6], whole(level, t[2]) + (t[7] == 2 and 1 or 0))
+    end
+    if level >= t[4] then return available, at, at end
+    if t[1] == 0 or level <= -MOST then return available, nil, nil end
+    local next_at = available > 0 and at or reached(t, level, at, t[7] == 2 and 0 or t[2])
+    return available, reached(t, level, at, t[4]), next_at
+  end
+
+  -- Returns the time until a level is as full as a new state, including its cap. A process of
+  -- slower terms would see a new state before; its bucket takes a span to fill, and more with a
+  -- negative level.
+  local function expires_in(t, level, slow)
+    if t[1] == 0 or level <= -MOST then return CENTURY end
+    local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
+    local time = refills * (t[8] > 0 and t[8] or 1) + t[10]
+    if slow > t[11] then
+      local spans = level < 0 and 1 + whole_up(-level, max(1, t[3])) or 1
+      time = max(time, slow * spans)
+    end
+    return time
+  end
+
+  -- The plain request, unless the terms have changed, or a pause has spent permits.
+  if is_plain then
+    local t, value = {parse('>ddddddddddd', ARGV[2], 17)}, values[1]
+    local unit = t[7] == 2 and t[1] or t[2]
+    local level, old, spent, slow, peaks, _ = t[5], unit, 0, t[11], {}
+    if value then
+      level, old, spent, _, slow = parse('>ddddd', value, 41)
+      slow = max(slow, t[11])
+      local count = (#value - 80) / 8
+      peaks = {parse('>' .. ('d'):rep(count), value, 81)}
+      -- The last number is the position at which the parsing ended.
+      peaks[count + 1] = nil
+    end
+    local price, cap = n * t[2], cap_of(t, n)
+    local need = t[7] == 2 and 0 or price
+    if
+      old == unit and spent == 0 and t[1] > 0 and need <= cap
+      and level > -MOST and price <= MOST and level - price > -MOST
+    then
+      local reply
+      local found = filled(t, level, booked, now, MOST)
+      if min(found, cap) < need then
+        local due, ends = reached(t, found, now, need), booked + expires_in(t, level, slow)
+        local available, full, next_at = left_of(t, min(found, cap_of(t, 1)), now)
+        reply = decide(nil, ends, nil, available, full, next_at, due, due + (t[10] > 0 and SLACK or 0))
+      else
+        -- Distinguishes a level that met the cap from one that just filled it.
+        peak({peaks = peaks, now = now}, now, min(found, cap + 1))
+        level = min(found, cap) - price
+        local available, full, next_at
+        if wants_state == 1 then available, full, next_at = left_of(t, level, now) end
+        local state = pack('>ddddd' .. ('d'):rep(#peaks), level, unit, 0, 0, slow, unpack(peaks))
+        reply = decide(state, now + expires_in(t, level, slow), t[10] > 0, available, full, next_at)
+      end
+      if reply then return reply end
+    end
+  end
+
+  -- Returns whether the level at an instant must stay the one from before the pause.
+  local function stands(l, at)
+    return l.spent == 1 and l.now < l.held and at == l.booked
+  end
+
+  -- Returns the level at an instant.
+  local function level_at(l, at, cap)
+    local t, level = l.terms, l.level
+    if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
+    return filled(t, level, l.booked, at, cap)
   end
 
   -- Empties the bucket at the end of a pause that spends the available permits. A refund of a grant
@@ -207,8 +277,7 @@ do
       if has_back and t[1] > 0 then need = need + apart(l, cap - need, price) end
       -- Without a rate SmoothBursty grants nothing: the time of the next request never comes.
       if t[1] == 0 and (t[7] == 2 or level < need) then return nil end
-      if level >= need then return at end
-      return after(t, at, whole_up(need - level, t[1]))
+      return reached(t, level, at, need)
     end,
 
     take = function(l, at, n)
@@ -245,34 +314,13 @@ do
 
     left = function(l, at)
       local t = l.terms
-      local level = level_at(l, at, cap_of(t, 1))
-      local available = 0
-      if level >= 0 and (t[1] > 0 or t[7] ~= 2) then
-        available = min(t[6], whole(level, t[2]) + (t[7] == 2 and 1 or 0))
-      end
-      if level >= t[4] then return available, at end
-      if t[1] == 0 or level <= -MOST then return available, nil end
-      return available, after(t, at, whole_up(t[4] - level, t[1]))
+      return left_of(t, level_at(l, at, cap_of(t, 1)), at)
     end,
 
-    -- Until it is as full as a new state, including its cap. A process of slower terms would see a
-    -- new state before; its bucket takes a span to fill, and more with a negative level.
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
-      if t[1] == 0 or level <= -MOST then return l.booked + CENTURY end
-      local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
-      local lasts = refills * (t[8] > 0 and t[8] or 1) + t[10]
-      if l.slow > t[11] then
-        local spans = level < 0 and 1 + whole_up(-level, max(1, t[3])) or 1
-        lasts = max(lasts, l.slow * spans)
-      end
-      return l.booked + lasts
-    end,
-
-    -- Returns whether a full state is better than a new one.
-    lingers = function(l)
-      return l.terms[10] > 0
+      return l.booked + expires_in(t, level, l.slow)
     end,
 
     value = function(l)

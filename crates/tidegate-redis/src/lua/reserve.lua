@@ -254,7 +254,7 @@ local function reserve(longest, is_shadow, is_behind, wants_state)
     -- meantime, and the next request would get the same wait again.
     for i = 1, due and count or 0 do
       local l = limits[i]
-      if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due + SLACK) then
+      if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due + (lingers(l) and SLACK or 0)) then
         l.kept, l.changed = max(l.kept, min(due, now + DECADE) + LINGER), true
       end
     end

@@ -218,23 +218,18 @@ if operation ~= 'reserve' then
   end
 end
 
+-- Returns whether a state that is full is better than a new one.
+local function lingers(l)
+  return l.kind == kinds[BUCKET] and l.terms[10] > 0
+end
+
 local function write_changed()
   for i = 1, count do
     local l = limits[i]
     if l.changed then
       local value = value_of(l)
-      -- The first whole millisecond after the limit's end, but always in the future.
       local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
-      if is_real then
-        local millis = floor(ends / 1000) + 1
-        -- A key that is kept for a refused request stays so long, whatever others change.
-        if l.value and l.kind.lingers and l.kind.lingers(l) then
-          millis = max(millis, floor(now / 1000) + call('PTTL', l.key))
-        end
-        call('SET', l.key, value, 'PXAT', ('%d'):format(millis))
-      else
-        call('SET', l.key, value, 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000))
-      end
+      write(l.key, value, ends, l.value and lingers(l))
     end
   end
 end

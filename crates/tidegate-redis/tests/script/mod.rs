@@ -1,5 +1,6 @@
 //! Only the scripts, under a time that the tests set.
 
+mod at_once;
 mod batch;
 mod booking;
 mod clients;

@@ -1,0 +1,96 @@
+//! Requests that `at_once.lua` decides: with the reply, the value and the expiry that the other
+//! files give.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use redis::Value;
+
+use crate::script::{Mode, Operation, ReserveRequest, Script, command, reserve};
+use crate::script_tests::conformance::EXACT;
+use crate::script_tests::{Limit, START, Store, intervals};
+
+/// Returns the script of a limit, which also notes when a key is to expire. Without `at_once` the
+/// other files decide all requests.
+fn script(limit: &Limit, at_once: bool) -> Script {
+    let text = Script::shared([limit.terms.kind()]).text.clone();
+    let set = "call('SET', key, value, 'PX', ";
+    let parted = "call('SET', key, value)\ncall('SET', key .. '-ends', ";
+    assert!(text.contains(set) && text.contains("is_plain = is_plain and"));
+    let text = text.replace(set, parted);
+    Script::new(if at_once { text } else { text.replace("is_plain = is_plain and", "is_plain = false and") })
+}
+
+/// Makes random calls for a limit with each script. Some calls have the terms of another line.
+fn decides_as_the_other_files(store: &mut Store, lines: &[&str], seed: u64) {
+    let limits: Vec<Limit> = lines.iter().map(|line| Limit::new(line)).collect();
+    let scripts = [true, false].map(|at_once| script(&limits[0], at_once));
+    let keys = [true, false].map(|at_once| format!("{}-{seed}-{at_once}", limits[0].key));
+    let mut random = SmallRng::seed_from_u64(seed);
+    let interval = intervals(&limits[0], 1.0).clamp(2, 10_000_000);
+    let most = limits[0].terms.limit.clamp(1, 6);
+    let mut now = START;
+    for call in 0..1500 {
+        now += match random.random_range(0..10) {
+            0..4 => 0,
+            4..9 => random.random_range(0..=3 * interval),
+            _ => random.random_range(0..=40 * interval),
+        };
+        if random.random_bool(0.01) {
+            now -= [interval, 4000 * interval][random.random_range(0..2)];
+        }
+        // Now and then another process has other terms.
+        let limit = &limits[if random.random_bool(0.1) { random.random_range(0..limits.len()) } else { 0 }];
+        let n = random.random_range(0..=most);
+        let operation = match random.random_range(0..60) {
+            0 => Some(Operation::Debit),
+            1 => Some(Operation::Refund { due: now.cast_signed() }),
+            2 => Some(Operation::Keep),
+            3 => {
+                let span = Duration::from_micros(random.random_range(1..3 * interval));
+                Some(Operation::Pause { span, keep_permits: random.random() })
+            }
+            4 => Some(Operation::Resume),
+            _ => None,
+        };
+        let longest = match random.random_range(0..10) {
+            0 => Duration::from_micros(random.random_range(0..3 * interval)),
+            _ => Duration::ZERO,
+        };
+        let mode = [Mode::Shadow, Mode::Behind, Mode::Normal][random.random_range(0..20).min(2)];
+        let costs = vec![(n, n + u64::from(random.random_bool(0.1)))];
+        let request = ReserveRequest { longest, mode, wants_state: random.random(), costs };
+        let [plain, other] = [0, 1].map(|i| {
+            let limit = Limit { key: keys[i].clone(), terms: limit.terms.clone() };
+            let parts = [limit.part(n, &[])];
+            let cmd = match operation {
+                Some(operation) => command(&scripts[i], operation, Some(now), &parts),
+                None => reserve(&scripts[i], Some(now), &parts, &[], std::slice::from_ref(&request)),
+            };
+            let reply = store.query(&scripts[i], &cmd);
+            let mut states = redis::cmd("MGET");
+            states.arg(&limit.key).arg(format!("{}-ends", limit.key));
+            (reply, states.query::<Value>(&mut store.connection).expect("values"))
+        });
+        assert_eq!(plain, other, "{lines:?}, seed {seed}, call {call} at {now}: {operation:?} {request:?}");
+    }
+}
+
+#[test]
+fn a_request_at_once_is_decided_as_by_the_other_files() {
+    let Some(mut store) = Store::new() else { return };
+    for (seed, line) in (0..).zip(EXACT) {
+        decides_as_the_other_files(&mut store, &[line], seed);
+    }
+    let others: [&[&str]; 5] = [
+        &["token_bucket 5/s burst 10", "token_bucket 7/s burst 3", "token_bucket zero burst 10"],
+        &["token_bucket zero burst 10", "token_bucket 5/s burst 10"],
+        &["smooth_bursty 5/s", "smooth_bursty 7/s", "smooth_bursty zero"],
+        &["leaky_bucket 10/s nodelay 3", "leaky_bucket 1/s nodelay 5"],
+        &["fixed_window 10/s", "fixed_window 4/min", "fixed_window zero"],
+    ];
+    for (seed, lines) in (100..).zip(others) {
+        decides_as_the_other_files(&mut store, lines, seed);
+    }
+}
