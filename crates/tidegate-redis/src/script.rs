@@ -88,13 +88,14 @@ impl Script {
             include_str!("lua/head.lua"),
             TIME,
             include_str!("lua/values.lua"),
-            include_str!("lua/at_once.lua"),
+            include_str!("lua/plain.lua"),
             include_str!("lua/refunds.lua"),
             include_str!("lua/places.lua"),
             include_str!("lua/runs.lua"),
             include_str!("lua/room.lua"),
         ];
         let tail = [
+            include_str!("lua/at_once.lua"),
             include_str!("lua/state.lua"),
             include_str!("lua/reserve.lua"),
             include_str!("lua/back.lua"),

@@ -25,28 +25,6 @@
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
 do
-  -- The plain request, unless windows begin with their first grants.
-  if is_plain then
-    local _, _, limit, length, offset = parse('>ddddd', ARGV[2])
-    if offset >= 0 and n <= limit then
-      local began, was, used, reply = now - (now - offset) % length, booked, 0, nil
-      if values[1] then
-        was, used = parse('>dd', values[1], 41)
-        if booked < began then used = 0 end
-      end
-      local ends = began + length
-      if used + n <= limit then
-        used = used + n
-        local next_at = used < limit and now or ends
-        reply = decide(pack('>dd', began, used), ends, false, limit - used, ends, next_at)
-      else
-        local available = max(0, limit - used)
-        reply = decide(nil, was + length, nil, available, ends, available > 0 and now or ends, ends, ends)
-      end
-      if reply then return reply end
-    end
-  end
-
   -- Returns the window that is open at an instant: its beginning, and its used permits.
   local function open(l, at)
     local t = l.terms

@@ -1,6 +1,5 @@
 //! Only the scripts, under a time that the tests set.
 
-mod at_once;
 mod batch;
 mod booking;
 mod clients;
@@ -10,6 +9,7 @@ mod dropped;
 mod foreign;
 mod many;
 mod odd_rates;
+mod plain;
 mod refunds;
 mod several;
 mod used;

@@ -1,4 +1,4 @@
-//! Requests that `at_once.lua` decides: with the reply, the value and the expiry that the other
+//! Plain requests (`plain.lua`): decided with the reply, the value and the expiry that the other
 //! files give.
 
 use std::time::Duration;
@@ -11,22 +11,22 @@ use crate::script::{Mode, Operation, ReserveRequest, Script, command, reserve};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::{Limit, START, Store, intervals};
 
-/// Returns the script of a limit, which also notes when a key is to expire. Without `at_once` the
+/// Returns the script of a limit, which also notes when a key is to expire. Without `plain` the
 /// other files decide all requests.
-fn script(limit: &Limit, at_once: bool) -> Script {
+fn script(limit: &Limit, plain: bool) -> Script {
     let text = Script::shared([limit.terms.kind()]).text.clone();
     let set = "call('SET', key, value, 'PX', ";
     let parted = "call('SET', key, value)\ncall('SET', key .. '-ends', ";
     assert!(text.contains(set) && text.contains("is_plain = is_plain and"));
     let text = text.replace(set, parted);
-    Script::new(if at_once { text } else { text.replace("is_plain = is_plain and", "is_plain = false and") })
+    Script::new(if plain { text } else { text.replace("is_plain = is_plain and", "is_plain = false and") })
 }
 
 /// Makes random calls for a limit with each script. Some calls have the terms of another line.
 fn decides_as_the_other_files(store: &mut Store, lines: &[&str], seed: u64) {
     let limits: Vec<Limit> = lines.iter().map(|line| Limit::new(line)).collect();
-    let scripts = [true, false].map(|at_once| script(&limits[0], at_once));
-    let keys = [true, false].map(|at_once| format!("{}-{seed}-{at_once}", limits[0].key));
+    let scripts = [true, false].map(|plain| script(&limits[0], plain));
+    let keys = [true, false].map(|plain| format!("{}-{seed}-{plain}", limits[0].key));
     let mut random = SmallRng::seed_from_u64(seed);
     let interval = intervals(&limits[0], 1.0).clamp(2, 10_000_000);
     let most = limits[0].terms.limit.clamp(1, 6);
@@ -78,7 +78,7 @@ fn decides_as_the_other_files(store: &mut Store, lines: &[&str], seed: u64) {
 }
 
 #[test]
-fn a_request_at_once_is_decided_as_by_the_other_files() {
+fn a_plain_request_is_decided_as_by_the_other_files() {
     let Some(mut store) = Store::new() else { return };
     for (seed, line) in (0..).zip(EXACT) {
         decides_as_the_other_files(&mut store, &[line], seed);
