@@ -37,14 +37,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         self.serve_then(|line, visit| {
             line.stock_at_most(&self.rule, permits);
             let Single { policy, state } = &self.rule;
-            // In a pause its stock is lowered instead. After a pause its pace withholds permits.
-            let withheld = match line.is_paused() {
-                true => 0,
-                false => {
-                    let most = line.restraint(&self.rule, line.latest());
-                    policy.status(state, visit.now).available.saturating_sub(most)
-                }
-            };
+            // After a pause its pace withholds permits.
+            let most = line.paced(&self.rule, line.latest());
+            let withheld = policy.status(state, visit.now).available.saturating_sub(most);
             let taken = policy.keep_at_most(state, visit.now, permits.saturating_add(withheld));
             line.count_in_pace(taken);
             if taken > 0 {

@@ -166,7 +166,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Gives back `permits` permits, part by part, and notes the level that `refund` leaves.
     pub(crate) fn refund(&mut self, rule: &R, permits: u32, refund: impl FnMut(usize) -> u64) {
         self.memo.set(None);
-        self.give_back_unassigned(permits.into());
+        self.count_unassigned(permits.into());
         let at = self.latest;
         self.undo_log.refund(|part| rule.full_level(at, part), refund);
     }
@@ -192,7 +192,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Notes that permits were charged that cannot be undone.
     pub(crate) fn debited(&mut self, permits: u32) {
         self.memo.set(None);
-        self.charge_unassigned(permits.into());
+        self.count_unassigned(-i64::from(permits));
         self.undo_log.touch();
     }
 }

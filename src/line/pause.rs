@@ -66,11 +66,11 @@ pub(crate) struct PauseState {
     stocks: Vec<Stock>,
 }
 
-/// The permits of a part.
+/// The permits of a part. Negative if more were charged than there were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stock {
     part: usize,
-    permits: u64,
+    permits: i64,
 }
 
 /// The time in which no permits accrue. Unless the stop keeps the stored permits, the limiter is
@@ -91,8 +91,8 @@ pub(crate) struct Pace {
     /// The permits have accrued since this time, at the rate in force. It is the end of the pause,
     /// or another time after a change of the rate.
     pub(crate) from: Nanos,
-    /// The permits granted since the end of the pause.
-    pub(crate) granted: u64,
+    /// The permits granted since the end of the pause. Negative if more were given back since.
+    pub(crate) granted: i64,
     /// The undo log's number at the beginning. Grants with a lower number are not counted here.
     number: u64,
 }
@@ -100,7 +100,8 @@ pub(crate) struct Pace {
 impl PauseState {
     fn new<R: Rule>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> PauseState {
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
-        let stocks = counting.map(|part| Stock { part, permits: available(rule, part, begin) }).collect();
+        let stocks =
+            counting.map(|part| Stock { part, permits: signed(available(rule, part, begin)) }).collect();
         PauseState { since, keeps_permits, stocks }
     }
 
@@ -264,7 +265,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.memo.set(None);
         if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_permits) {
             for Stock { part, permits } in pause.stocks {
-                rule.of_part(None, part, |part| part.keep_at_most(self.latest, permits));
+                rule.of_part(None, part, |part| part.keep_at_most(self.latest, unsigned(permits)));
             }
         }
         paused
@@ -311,7 +312,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Counts permits that were granted.
     pub(crate) fn count_in_pace(&mut self, permits: u64) {
         for pace in &mut self.settings.paces {
-            pace.granted = pace.granted.saturating_add(permits);
+            pace.granted = pace.granted.saturating_add(signed(permits));
         }
     }
 
@@ -320,16 +321,17 @@ impl<R: Rule, C: Timer> Line<R, C> {
     pub(super) fn uncount(&mut self, rule: &R, charge: &R::Charge, number: u64) {
         if let Some(pause) = &mut self.settings.pause {
             for Stock { part, permits } in &mut pause.stocks {
-                *permits = permits.saturating_add(permits_of(rule, charge, *part));
+                *permits = permits.saturating_add(signed(permits_of(rule, charge, *part)));
             }
         }
         for pace in self.settings.paces.iter_mut().filter(|pace| number >= pace.number) {
-            pace.granted = pace.granted.saturating_sub(permits_of(rule, charge, pace.part));
+            pace.granted = pace.granted.saturating_sub(signed(permits_of(rule, charge, pace.part)));
         }
     }
 
-    /// Counts permits that are given back and belong to no grant.
-    pub(super) fn give_back_unassigned(&mut self, permits: u64) {
+    /// Counts permits that are given back, or with a negative number charged, and belong to no
+    /// grant.
+    pub(super) fn count_unassigned(&mut self, permits: i64) {
         for stock in self.settings.pause.iter_mut().flat_map(|pause| &mut pause.stocks) {
             stock.permits = stock.permits.saturating_add(permits);
         }
@@ -338,23 +340,17 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Counts permits that are charged and belong to no grant.
-    pub(super) fn charge_unassigned(&mut self, permits: u64) {
-        for stock in self.settings.pause.iter_mut().flat_map(|pause| &mut pause.stocks) {
-            stock.permits = stock.permits.saturating_sub(permits);
-        }
-        self.count_in_pace(permits);
-    }
-
-    /// Limits the available permits to `permits`. The part that has the fewest keeps `permits`, and
-    /// each other part is charged as many permits as that one.
+    /// Limits the available permits of a pause to `permits`. The part that has the fewest keeps
+    /// `permits`, and each other part is charged as many permits as that one.
     pub(crate) fn stock_at_most(&mut self, rule: &R, permits: u64) {
+        let paced = self.paced(rule, self.latest);
         let Some(pause) = &mut self.settings.pause else { return };
         let still = (0..R::PARTS).filter(|part| rule.stands_still(*part));
         let still = still.map(|part| available(rule, part, self.latest));
-        let fewest = still.chain(pause.stocks.iter().map(|stock| stock.permits)).min().unwrap_or(0);
+        let counted = pause.stocks.iter().map(|stock| unsigned(stock.permits));
+        let fewest = still.chain(counted).min().unwrap_or(0).min(paced);
         for stock in &mut pause.stocks {
-            stock.permits = stock.permits.saturating_sub(fewest.saturating_sub(permits));
+            stock.permits = stock.permits.saturating_sub(signed(fewest.saturating_sub(permits)));
         }
     }
 
@@ -397,6 +393,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if self.settings.pause.is_some() {
             return 0;
         }
+        self.paced(rule, at)
+    }
+
+    /// Returns the most permits that the paces allow at a time.
+    pub(crate) fn paced(&self, rule: &R, at: Nanos) -> u64 {
         // A pace that was over before the waiters were served counts their permits, and no longer
         // restrains.
         let paced = self.settings.paces.iter().map(|pace| pace.available(rule, at));
@@ -436,6 +437,14 @@ fn available<R: Rule>(rule: &R, part: usize, now: Nanos) -> u64 {
     rule.of_part(None, part, |part| part.status(now).available)
 }
 
+fn signed(permits: u64) -> i64 {
+    i64::try_from(permits).unwrap_or(i64::MAX)
+}
+
+fn unsigned(permits: i64) -> u64 {
+    permits.max(0).unsigned_abs()
+}
+
 /// Returns how many permits a grant took of a window part; see
 /// [`Policy::permits`](crate::Policy::permits).
 fn permits_of<R: Rule>(rule: &R, charge: &R::Charge, part: usize) -> u64 {
@@ -464,7 +473,7 @@ impl Pace {
             true => u64::MAX,
             false => rule
                 .of_part(None, self.part, |part| part.accrued_between(self.from, at))
-                .saturating_sub(self.granted),
+                .saturating_add_signed(self.granted.saturating_neg()),
         }
     }
 
@@ -476,8 +485,8 @@ impl Pace {
     /// Returns when the permits of a request have accrued behind `ahead` permits, if it must leave
     /// `kept` permits.
     pub(super) fn due<R: Rule>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
-        let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
-        let permits = permits.saturating_add(kept.into());
+        let permits = ahead.saturating_add(rule.permits(ask)).saturating_add(kept.into());
+        let permits = permits.saturating_add_signed(self.granted);
         rule.of_part(None, self.part, |part| part.accrued_at(self.from, permits)).min(self.ends(rule))
     }
 }

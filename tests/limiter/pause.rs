@@ -699,3 +699,48 @@ fn a_debit_in_a_pause_lowers_the_permits_after_it() {
         assert_eq!(limiter.status().available, 6, "{text}");
     }
 }
+
+/// Regression: charges and refunds without a request were not counted beyond zero, and
+/// `keep_at_most` in a second pause took permits that the pace of the first one withheld.
+#[test]
+fn charges_and_refunds_without_a_request_add_up_around_pauses() {
+    for text in
+        ["token_bucket 10/s burst 10", "fixed_window 10/s", "sliding_estimate 10/s", "sliding_log 10/s"]
+    {
+        let policy: AnyPolicy = text.parse().expect("a policy");
+        let new = || {
+            let clock = ManualClock::new();
+            (RateLimiter::with_clock(policy.clone(), clock.clone()), clock)
+        };
+        let (limiter, _) = new();
+        limiter.try_acquire_many(7).expect("a burst");
+        limiter.pause_for(10 * SECOND);
+        limiter.debit(9);
+        limiter.refund(9);
+        limiter.resume();
+        assert_eq!(limiter.status().available, 3, "{text}");
+
+        let (limiter, clock) = new();
+        limiter.try_acquire_many(5).expect("a burst");
+        limiter.pause_for(100 * MS);
+        clock.advance(100 * MS);
+        limiter.refund(3);
+        assert_eq!(limiter.status().available, 3, "{text}");
+        limiter.debit(3);
+        clock.advance(300 * MS);
+        assert_eq!(limiter.status().available, 3, "{text}");
+
+        let (limiter, clock) = new();
+        clock.advance(100 * MS);
+        limiter.pause_for(100 * MS);
+        clock.advance(300 * MS);
+        limiter.pause(Pause::lasting(500 * MS).keep_permits());
+        limiter.keep_at_most(1);
+        clock.advance(100 * MS);
+        limiter.resume();
+        for _ in 0..5 {
+            assert_eq!((0..10).take_while(|_| limiter.try_acquire().is_ok()).count(), 1, "{text}");
+            clock.advance(100 * MS);
+        }
+    }
+}
