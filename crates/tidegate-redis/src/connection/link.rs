@@ -160,6 +160,7 @@ make('TIME')
 if KEYS[1] then
   make('GET', KEYS[1])
   make('SET', KEYS[1], struct.pack('>d', 1), 'PX', 1)
+  make('PTTL', KEYS[1])
   make('DEL', KEYS[1])
 end";
 

@@ -162,7 +162,7 @@ do
     local need = t[7] == 2 and 0 or price
     if
       old == unit and spent == 0 and t[1] > 0 and need <= cap
-      and level > -MOST and price <= MOST and level - price > -MOST
+      and level > -MOST and price <= MOST and level - price - t[2] > -MOST
     then
       local reply
       local found = filled(t, level, booked, now, MOST)

@@ -33,7 +33,7 @@ fn user(server: &Server, name: &str, rules: &str) -> String {
 }
 
 /// The rules in the README.
-const LEAN: &str = "-@all +evalsha +eval +get +set +del +time ~tidegate:*";
+const LEAN: &str = "-@all +evalsha +eval +get +set +del +pttl +time ~tidegate:*";
 
 /// The additional rules that permits in use need.
 const IN_USE: &str = "+hmget +hgetall +hset +hdel +pexpire";
