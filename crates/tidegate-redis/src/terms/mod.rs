@@ -91,12 +91,14 @@ impl Terms {
                 ..
             } => {
                 let stepped = *interval_refill || at_wall_clock.is_some();
+                // A bucket with a tolerance holds more than its burst.
+                let tolerance = tolerance.unwrap_or_default();
                 let policy = BucketPolicy {
                     rate: *rate,
                     burst: *burst,
-                    start_with: start_with.filter(|permits| permits < burst),
+                    start_with: start_with.filter(|permits| permits < burst || !tolerance.is_zero()),
                     steps: stepped.then(|| at_wall_clock.unwrap_or_default()),
-                    tolerance: tolerance.unwrap_or_default(),
+                    tolerance,
                     mode: BucketMode::Refuses,
                 };
                 Ok(bucket("bucket", *rate, policy.numbers(config)?))

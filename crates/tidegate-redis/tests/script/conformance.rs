@@ -12,12 +12,13 @@ use crate::script_tests::{Limit, START, Store, TRY, intervals};
 use crate::terms::Kind;
 
 /// Policies whose intervals and windows are whole microseconds: equal without any tolerance.
-pub(crate) const EXACT: [&str; 20] = [
+pub(crate) const EXACT: [&str; 21] = [
     "token_bucket 5/s burst 10",
     "token_bucket 1000/s burst 1",
     "token_bucket 1000000/s burst 20",
     "token_bucket 100/min burst 250 start_with 7",
     "token_bucket 50/s burst 4 tolerance 30ms",
+    "token_bucket 50/s burst 4 start_with 4 tolerance 100ms",
     "token_bucket 20/s burst 60 interval_refill",
     "token_bucket 20/min burst 5 at_wall_clock 13s",
     "leaky_bucket 100/s",
