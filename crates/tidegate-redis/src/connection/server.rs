@@ -27,7 +27,7 @@ use crate::share::Silence;
 /// deadline. It begins short, because a connection that was begun while the server was away may
 /// stay silent when the server is back, and doubles after each attempt that took too long: a slow
 /// handshake succeeds in the end.
-const CONNECTING: Duration = Duration::from_secs(1);
+const CONNECTING: Duration = Duration::from_secs(2);
 const LONGEST_CONNECTING: Duration = Duration::from_secs(5);
 
 /// A server with one connection, which all calls share.
@@ -298,7 +298,7 @@ mod tests {
         let Ok(Address::Server(node)) = Address::read(&url, None) else { panic!("no server") };
         let server = Server::new(Wire::Server { node, key: None });
         let (ping, sent) = (redis::cmd("PING"), Sent::default());
-        for seconds in [1, 2, 4, 5, 5] {
+        for seconds in [2, 4, 5, 5] {
             let began = tokio::time::Instant::now();
             let call = tokio::time::timeout(2 * LONGEST_CONNECTING, server.attempt(&ping, false, &sent));
             assert!(matches!(call.await, Ok(Err((Meaning::NotConnected, _)))));

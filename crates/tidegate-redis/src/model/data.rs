@@ -248,6 +248,11 @@ fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value>
             }
             Ok(count(1))
         }
+        [b"PTTL", key] => {
+            let expires = data.get(key).map(|entry| entry.expires);
+            let left = expires.map(|at| at.map_or(-1, |at| at.saturating_sub(data.now / 1000).cast_signed()));
+            Ok(mlua::Value::Number(left.unwrap_or(-2) as f64))
+        }
         [b"DEL", ref keys @ ..] => {
             let found: Vec<_> = keys.iter().filter(|key| data.get(key).is_some()).copied().collect();
             for key in &found {
