@@ -363,8 +363,9 @@ impl<P: Policy> Rule for Single<P> {
         line.more_of(self.status(at).available, *n, most)
     }
 
-    /// If permits are kept, returns the time at which the policy could grant these as well: the later
-    /// of the times for all at once and for one by one, because some policies grant on credit.
+    /// If permits are kept, returns the time at which the policy could grant these as well: the
+    /// later of the times for all at once and for one by one, because some policies grant on
+    /// credit.
     fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         let ready_at =

@@ -31,8 +31,8 @@ impl CurrentRate {
         let interval = Interval::new(rate);
         let writer = self.words.writer();
         writer.publish(words(rate, interval));
-        // Before another writer can begin. Relaxed: a request that overlaps with this may pay either
-        // cost, and each is whole.
+        // The cost is stored before another writer can begin. Relaxed: a request that overlaps with
+        // this may pay either cost, and each is whole.
         self.one.store(interval.price(1), Ordering::Relaxed);
     }
 
