@@ -1,5 +1,6 @@
 //! A set of limits under one tag: one script call decides about all of them.
 
+use std::any::TypeId;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tidegate::{
     AllRefusal, AllRequest, AllStatus, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig, Refusal,
-    Status,
+    Status, TokioClock,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -59,7 +60,7 @@ impl Prepared {
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             clock: DefaultClock::new(),
-            home: Handle::try_current().ok(),
+            home: Handle::try_current().ok().filter(|_| reads_runtime_time()),
         }
     }
 }
@@ -80,7 +81,7 @@ pub(crate) struct Set {
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) clock: DefaultClock,
-    /// The runtime in which the limiter was built: tests may pause its time.
+    /// The runtime in which the limiter was built, if its time can be paused.
     home: Option<Handle>,
 }
 
@@ -94,8 +95,8 @@ impl Set {
     /// The time of the tasks that wait, also on the store's thread.
     pub(crate) fn now(&self) -> Nanos {
         // A thread that is ending can enter no runtime.
-        let is_over = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
-        let _home = self.home.as_ref().filter(|_| !is_over).map(Handle::enter);
+        let is_over = || Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
+        let _home = self.home.as_ref().filter(|_| !is_over()).map(Handle::enter);
         self.clock.now()
     }
 
@@ -357,6 +358,12 @@ impl Set {
         });
         AllStatus::new(members).waiting(waiting).paused_for(less(paused_for, passed))
     }
+}
+
+/// Returns whether the default clock reads the time of a runtime, which tests may pause. Otherwise
+/// a reading need not enter the runtime, which would take longer than the reading.
+fn reads_runtime_time() -> bool {
+    TypeId::of::<DefaultClock>() == TypeId::of::<TokioClock>()
 }
 
 /// What is left of a limit, after `passed` of the reported time has passed.
