@@ -20,17 +20,20 @@ if not has_back and #KEYS == 1 and #ARGV[3] == 48 then
   is_plain = is_plain and seen <= now and held <= now and mode < 2 and n > 0 and most <= n
 end
 
--- Writes a value. If the limit `lingers`, its key may be kept for a refused request: it stays so
--- long, whatever others change.
-local function write(key, value, ends, lingers)
+-- Returns when a key expires, as an option of `SET` and its value. If the limit `lingers`, its key
+-- may be kept for a refused request: it stays so long, whatever others change.
+local function expiry(key, ends, lingers)
   if not is_real then
-    call('SET', key, value, 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000))
-    return
+    return 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000)
   end
   -- The first whole millisecond after the limit's end.
   local millis = floor(ends / 1000) + 1
   if lingers then millis = max(millis, floor(now / 1000) + call('PTTL', key)) end
-  call('SET', key, value, 'PXAT', ('%d'):format(millis))
+  return 'PXAT', ('%d'):format(millis)
+end
+
+local function write(key, value, option, time)
+  call('SET', key, value, option, time)
 end
 
 local decide
@@ -42,7 +45,8 @@ if is_plain then
     local fields
     if state then
       local value = pack('>ddddd', writes + 1, now, now, held, 0) .. state
-      write(KEYS[1], value, max(now, min(ends, now + CENTURY)), lingers and values[1])
+      local key = KEYS[1]
+      write(key, value, expiry(key, max(now, min(ends, now + CENTURY)), lingers and values[1]))
       fields = {1, 0, 0, now, n}
       if wants_state == 0 then return {fields} end
     else

@@ -224,12 +224,15 @@ local function lingers(l)
 end
 
 local function write_changed()
+  -- All keys are read before the first one is written: a script that may not read changes nothing.
+  local writes = {}
   for i = 1, count do
     local l = limits[i]
     if l.changed then
       local value = value_of(l)
       local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
-      write(l.key, value, ends, l.value and lingers(l))
+      writes[#writes + 1] = {l.key, value, expiry(l.key, ends, l.value and lingers(l))}
     end
   end
+  for _, parts in ipairs(writes) do write(unpack(parts)) end
 end

@@ -15,8 +15,8 @@ use crate::script_tests::{Limit, START, Store, intervals};
 /// other files decide all requests.
 fn script(limit: &Limit, plain: bool) -> Script {
     let text = Script::shared([limit.terms.kind()]).text.clone();
-    let set = "call('SET', key, value, 'PX', ";
-    let parted = "call('SET', key, value)\ncall('SET', key .. '-ends', ";
+    let set = "call('SET', key, value, option, time)";
+    let parted = "call('SET', key, value)\ncall('SET', key .. '-ends', time)";
     assert!(text.contains(set) && text.contains("is_plain = is_plain and"));
     let text = text.replace(set, parted);
     Script::new(if plain { text } else { text.replace("is_plain = is_plain and", "is_plain = false and") })

@@ -52,6 +52,24 @@ fn a_refusal_of_one_limit_changes_no_limit() {
     assert_eq!(store.call(TRY, due, &parts).answer, Answer::Done);
 }
 
+/// The expiry of the second limit was read after the first limit was written.
+#[test]
+fn a_call_that_must_not_read_an_expiry_changes_no_limit() {
+    let Some(mut store) = Store::new() else { return };
+    let limits = ["fixed_window 100/s", "leaky_bucket 1/h capacity 5"].map(Limit::new);
+    let parts = limits.each_ref().map(|limit| limit.part(1, &[]));
+    let script = Script::shared(limits.iter().map(|limit| limit.terms.kind()));
+    let call = command(&script, Operation::Debit, None, &parts);
+    store.query(&script, &call);
+    for (command, words) in [("ACL", "SETUSER few on >pass-word +@all -pttl ~*"), ("AUTH", "few pass-word")] {
+        let words: Vec<&str> = words.split(' ').collect();
+        redis::cmd(command).arg(words).exec(&mut store.connection).expect("a login");
+    }
+    let before = values(&mut store.connection);
+    call.exec(&mut store.connection).expect_err("a missing right");
+    assert_eq!(values(&mut store.connection), before);
+}
+
 /// Permits that came back to a bucket that never fills were left for ever to requests that come
 /// sooner. The request was reported as never due, and behind a pause the script failed.
 #[test]
