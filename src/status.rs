@@ -66,7 +66,9 @@ impl Status {
     pub(crate) fn as_refused(self, n: u32, wait: Duration) -> Status {
         let available = self.available.min(u64::from(n).saturating_sub(1));
         let next_in = if n == 1 { wait } else { self.next_in };
-        let full_in = if self.full_in.is_zero() { wait } else { self.full_in };
+        // A full bucket may refuse a request for more than it lets pass at once.
+        let is_full = available == self.limit;
+        let full_in = if self.full_in.is_zero() && !is_full { wait } else { self.full_in };
         Status { available, next_in, full_in, ..self }
     }
 

@@ -49,7 +49,7 @@ proptest! {
     #[test]
     fn a_result_reports_the_state_after_it(
         policies in prop::collection::vec(prop::sample::select(POLICIES), 2..4),
-        calls in prop::collection::vec((0_u32..4, 0_u32..4, any::<bool>(), 0_u64..900), 1..30),
+        calls in prop::collection::vec((0_u32..6, 0_u32..6, any::<bool>(), 0_u64..900), 1..30),
     ) {
         let clock = ManualClock::new();
         let limiter = |policy: &&str| {
