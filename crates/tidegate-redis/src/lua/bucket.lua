@@ -291,17 +291,14 @@ do
       elseif is_ahead and at > l.booked and l.marks[1] < MOST then
         marks.note(l, l.booked, l.level)
       end
-      local found = l.level
+      local cap, found = cap_of(t, n), l.level
       if not stands(l, at) then
-        local cap = cap_of(t, n)
         spend(l)
         found = level_at(l, at, MOST)
-        l.level = min(found, cap)
-        -- Distinguishes a level that met the cap from one that just filled it.
-        found = min(found, cap + 1)
       end
-      peak(l, at, found)
-      l.level = l.level - n * t[2]
+      -- Distinguishes a level that met the cap from one that just filled it.
+      peak(l, at, min(found, cap + 1))
+      l.level = min(found, cap) - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
       l.booked = at
     end,

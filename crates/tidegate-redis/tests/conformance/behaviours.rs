@@ -231,6 +231,36 @@ fn pause(world: &mut World, line: &str, taken: u32, keeps: bool, resumes: bool) 
     assert!(world.try_acquire(&limiter, 1).is_ok());
 }
 
+/// Buckets: the idle time of a leaky bucket paid again for a debit of a pause that was ended.
+#[test]
+fn a_debit_in_a_pause_counts_after_it() {
+    for line in policies().filter(|line| !line.contains("window") && !line.contains("sliding")) {
+        for debits in [&[1][..], &[20], &[7, 7], &[7, 7, 2]] {
+            for (keeps, resumes) in [(false, true), (false, false), (true, true), (true, false)] {
+                compare_both(line, |world| {
+                    let limiter = world.limit(line);
+                    world.advance(8 * SECOND);
+                    let pause = Pause::lasting(5 * SECOND);
+                    let pause = if keeps { pause.keep_permits() } else { pause };
+                    world.call("pause", || limiter.pause(pause)).expect("a pause");
+                    for debit in debits {
+                        world.advance(10 * MS);
+                        world.call("debit", || limiter.debit(*debit)).expect("a debit");
+                    }
+                    match resumes {
+                        true => assert!(world.call("resume", || limiter.resume())),
+                        false => world.advance(5 * SECOND),
+                    }
+                    for n in [7, 1, 1] {
+                        let _ = world.try_acquire(&limiter, n);
+                        world.status(&limiter);
+                    }
+                });
+            }
+        }
+    }
+}
+
 /// After a pause that keeps no permits, a grant from before it gave all its permits back over a
 /// store.
 #[test]
