@@ -139,8 +139,10 @@ do
     local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
     local time = refills * (t[8] > 0 and t[8] or 1) + t[10]
     if slow > t[11] then
-      local spans = level < 0 and 1 + whole_up(-level, max(1, t[3])) or 1
-      time = max(time, slow * spans)
+      local owed = max(0, -level)
+      -- What SmoothBursty owes is a time, by any terms.
+      local more = t[7] == 2 and whole_up(owed, t[1]) or slow * whole_up(owed, max(1, t[3]))
+      time = max(time, slow + more)
     end
     return time
   end

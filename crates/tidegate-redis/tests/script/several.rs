@@ -350,6 +350,31 @@ fn a_debt_of_a_million_years_is_written() {
     }
 }
 
+/// What a process of a small burst owed counted as many times the span that a larger burst takes to
+/// fill: keys were kept for up to a century.
+#[test]
+fn a_smaller_burst_keeps_no_key_for_longer() {
+    let Some(mut store) = Store::new() else { return };
+    for (wide, narrow) in [
+        ("smooth_bursty 5/s", "smooth_bursty 5/s max_burst 0s"),
+        ("smooth_bursty 5/s max_burst 10s", "smooth_bursty 5/s max_burst 1ms"),
+        ("smooth_bursty 50/s max_burst 2s", "smooth_bursty 5/s max_burst 0s"),
+        ("smooth_bursty 5/s max_burst 20s start_full", "smooth_bursty 50/s max_burst 1ms start_full"),
+        ("token_bucket 1000/s burst 10000 start_with 1", "token_bucket 1000/s burst 1 start_with 1"),
+        ("leaky_bucket 10/s nodelay 50 capacity 50", "leaky_bucket 10/s"),
+    ] {
+        let (wide, mut narrow) = (Limit::new(wide), Limit::new(narrow));
+        narrow.key.clone_from(&wide.key);
+        for limit in [&wide, &narrow, &wide, &narrow, &narrow] {
+            store.call(ANY_WAIT, START, &[limit.part(2, &[])]);
+            let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            // A day because the time is set, and a day because the limit may not start full.
+            assert!(ttl <= 2 * 86_400_000 + 60_000, "{} {:?}: {ttl} ms", limit.key, limit.terms.rate);
+        }
+        store.call(Operation::Reset, START, &[wide.part(1, &[])]);
+    }
+}
+
 /// The server's clock is stepped by ten seconds, forward and back, again and again: a step forward
 /// at most fills a limit, and a step back adds nothing.
 #[test]
