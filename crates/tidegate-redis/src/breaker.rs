@@ -98,6 +98,14 @@ impl Breaker {
         true
     }
 
+    /// Ends a rest: a connection was made, so the next call may probe. If the probe fails, the next
+    /// rest is longer.
+    pub(crate) fn connected(&mut self, now: Instant) {
+        if let Some((_, end)) = &mut self.rest {
+            *end = now.min(*end);
+        }
+    }
+
     /// The time for which calls remain suspended, by a rest or by a probing call.
     pub(crate) fn rest(&self, now: Instant) -> Duration {
         let end = self.rest.map(|(_, end)| end).max(self.probe_ends);
@@ -144,6 +152,18 @@ mod tests {
         }
         let (mut breaker, now) = open();
         assert!(matches!(breaker.admit(now, TIMEOUT), Admission::Rest(rest) if rest >= 75 * MS));
+    }
+
+    #[test]
+    fn a_connection_ends_a_rest_and_the_next_rest_doubles() {
+        let (mut breaker, now) = open();
+        breaker.connected(now);
+        assert_eq!(breaker.admit(now, TIMEOUT), Admission::Probe);
+        assert!(breaker.failed(Admission::Probe, now));
+        assert!(breaker.rest(now) >= 150 * MS);
+        let mut breaker = Breaker::default();
+        breaker.connected(now);
+        assert!(!breaker.is_open());
     }
 
     #[test]

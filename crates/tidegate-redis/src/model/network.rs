@@ -87,6 +87,8 @@ enum Life {
     Up,
     /// The server receives calls, and replies to none until it resumes.
     Stopped(Vec<Call>),
+    /// Calls are lost on their way to the server.
+    Unreachable,
     Down,
 }
 
@@ -253,6 +255,11 @@ impl Model {
         let mut state = self.state();
         state.number += 1;
         state.earlier = Earlier::Silent;
+    }
+
+    /// Loses all calls from now on, without an error, also those that connect, or ends that.
+    pub fn lose_calls(&self, is_lost: bool) {
+        self.state().life = if is_lost { Life::Unreachable } else { Life::Up };
     }
 
     /// Starts a server that was killed, without its data.
@@ -448,6 +455,7 @@ impl State {
             },
             Life::Down => self.answer(at, call, Err(ErrorKind::ConnectionRefused)),
             Life::Stopped(calls) => calls.push(call),
+            Life::Unreachable => {}
             Life::Up => self.carry_out(at, call),
         }
     }
