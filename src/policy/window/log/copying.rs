@@ -191,14 +191,31 @@ impl LogState {
             }
         }
         // An entry that was taken again while it was read is newer than it should be.
-        self.taken_since(copying.seen).is_some_and(|(_, taken)| unread + taken < self.len())
+        self.all_there(copying.seen, unread)
+    }
+
+    /// Returns whether none of the `n` entries behind an older head was taken again.
+    fn all_there(&self, seen: Head, n: u32) -> bool {
+        self.taken_since(seen).is_some_and(|(_, taken)| n + taken < self.len())
     }
 
     /// Reads the head, for what was taken since. Passes over entries that are over, because takers
     /// take them again, except the newest of them, `most` entries together with all that count: in
     /// a longer window they may count again. Fails if entries that count may have been taken again.
     fn catch_up(&self, copying: &mut Copying, most: u32, window: &Window) -> bool {
-        let Some((head, taken)) = self.taken_since(copying.seen) else { return false };
+        self.taken_since(copying.seen).is_some_and(|seen| self.catch_up_to(copying, seen, most, window))
+    }
+
+    /// Continues with a head, when `taken` entries were taken since. Takers may take entries again
+    /// while this reads them. [`copy`](LogState::copy) detects that for the entries that are not
+    /// passed over, so the first of these determines what is passed over, and the time.
+    fn catch_up_to(
+        &self,
+        copying: &mut Copying,
+        (head, taken): (Head, u32),
+        most: u32,
+        window: &Window,
+    ) -> bool {
         let valid = (copying.pending + taken).min(self.len() - 1);
         let view = View { head, valid, credits: Credits::NONE };
         // All permits of a time or none, so that its undone permits need not be distinguished from
@@ -208,7 +225,7 @@ impl LogState {
             passed = self.count(&view, 0, |there| end(there, window) <= head.time).min(valid - most);
             if passed < valid {
                 let kept = self.behind(&view, valid - passed);
-                passed = self.count(&view, 0, |there| there < kept);
+                passed = passed.min(self.count(&view, 0, |there| there < kept));
             }
         }
         if valid < copying.pending + taken {
@@ -222,7 +239,7 @@ impl LogState {
             }
         }
         if passed > 0 {
-            copying.time = copying.time.max(self.behind(&view, valid - passed + 1));
+            copying.time = copying.time.max(self.behind(&view, valid - passed).saturating_sub(1));
         }
         copying.seen = head;
         copying.pending = valid - passed;
@@ -237,8 +254,9 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::SLICE;
+    use super::{Copying, SLICE};
     use crate::policy::window::log::LogCharge;
+    use crate::policy::window::log::give_back::Book;
     use crate::policy::{Policy, SlidingLog};
     use crate::rate::Rate;
     use crate::sync::lock;
@@ -315,6 +333,22 @@ mod tests {
         assert_eq!(log.status(&state, now).available, 50);
         log.set_rate(&state, now, rate(3000));
         log.status(&state, now).available
+    }
+
+    /// A copy once took the new time of such an entry for the time of the first entry to keep. It
+    /// passed over all permits, and a whole limit more was granted.
+    #[test]
+    fn a_copy_fails_if_its_first_entry_is_taken_again_after_the_head_was_read() {
+        let log = SlidingLog::new("100/1000ns".parse().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n).expect("room");
+        (1..=100).chain(1101..=1176).map(|nanos| take(nanos, 1)).for_each(drop);
+        let (seen, valid) = (state.head(), state.len() - 1);
+        let book = Book::default();
+        let mut copying = Copying { unfilled: 0, seen, pending: valid, to: 0, copied: 0, time: 1, book };
+        take(1177, 20);
+        let caught_up = state.catch_up_to(&mut copying, (seen, 0), valid - 9, &log.window());
+        assert!(caught_up && !state.all_there(copying.seen, copying.pending), "{copying:?}");
     }
 
     /// Such a copy once passed over everything that was over.
