@@ -325,6 +325,59 @@ fn broken_a_copy_in_slices_keeps_permits_granted_meanwhile() {
     });
 }
 
+/// Six permits from 15 ns are given back. While that copies the ring, and makes a credit in the
+/// second ring, `taker` runs in another thread. Returns how many of seven permits are granted at
+/// 26 ns, when two permits from 20 ns are in use.
+fn given_back_in_both_rings_against(taker: fn(&SlidingLog, &LogState)) -> usize {
+    let log = Arc::new(SlidingLog::new("7/10ns".parse::<Rate>().expect("a rate")));
+    let state = Arc::new(log.start(Nanos::ZERO));
+    let take = |at, n| log.try_acquire(&state, Nanos::new(at), n);
+    let undo = |at, n, charge| {
+        let part = log.unspent(charge, n, 0).expect("a part");
+        log.undo(&state, Nanos::new(at), part, u64::MAX);
+    };
+    take(1, 1).expect("the first");
+    undo(2, 1, take(2, 1).expect("the second"));
+    let charge = take(15, 6).expect("both are over");
+    undo(15, 1, charge);
+    assert!(!state.head().ring);
+    let taking = {
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || taker(&log, &state))
+    };
+    // Copies the ring. The permits of 15 ns are then where the first ring had the undone permit of
+    // 2 ns, whose link is still there.
+    undo(15, 3, charge);
+    undo(15, 2, charge);
+    taking.join().expect("no panic");
+    take(20, 2).expect("two of seven");
+    (0..7).filter(|_| take(26, 1).is_ok()).count()
+}
+
+#[test]
+fn a_taker_of_the_first_ring_leaves_out_nothing_in_the_second() {
+    model_up_to(3, || {
+        let granted = given_back_in_both_rings_against(|log, state| {
+            let _ = log.try_acquire(state, Nanos::new(15), 1);
+        });
+        assert_eq!(granted, 5, "two are in use");
+    });
+}
+
+/// The broken twin: leaves out a permit in the slot of the head that it read, whatever version that
+/// slot has by then.
+#[test]
+#[should_panic(expected = "two are in use")]
+fn broken_a_taker_of_the_first_ring_leaves_out_nothing_in_the_second() {
+    model_up_to(3, || {
+        let granted = given_back_in_both_rings_against(|_, state| {
+            let head = state.head();
+            state.give_back().prepare(head.version, 0, 1 << 24, 1);
+        });
+        assert_eq!(granted, 5, "two are in use");
+    });
+}
+
 /// One thread gives back an older grant while another takes. The newer times stay.
 #[test]
 fn giving_back_an_older_grant_keeps_the_newer_ones() {

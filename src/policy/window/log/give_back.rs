@@ -26,10 +26,12 @@
 //! | 5 | | reads 5 entries further back, takes entry 8 | version 1, index 9 | 3 permits | 5 permits |
 //!
 //! A taker that read a slot before it was written for a later version fails in its CAS, and a
-//! refusal checks the head again. A link is written before the credits that count it: a taker in
-//! between leaves out more than it has, and is refused for a moment. If a taker left out credits by
-//! a later clock, the next giver-back counts them again if its own clock says so: their entries
-//! still exist, because taking one of them again would have raised the time of the head.
+//! refusal checks the head again. A taker that stalls between the head and the slot may find a later
+//! version there: then it leaves the slot as it is. A link is written before the credits that count
+//! it: a taker in between leaves out more than it has, and is refused for a moment. If a taker left
+//! out credits by a later clock, the next giver-back counts them again if its own clock says so:
+//! their entries still exist, because taking one of them again would have raised the time of the
+//! head.
 //!
 //! # Refunds
 //!
@@ -209,6 +211,11 @@ impl GiveBack {
     /// Publishes what was left out. Fails if the credits have changed meanwhile.
     pub(super) fn publish(&self, credits: &Credits) -> bool {
         let Credits { first, sum, version, word, .. } = *credits;
+        // Otherwise these are the credits of a later version, perhaps of the other ring, and were
+        // left out by the links of this one.
+        if word >> 50 != u64::from(version) {
+            return false;
+        }
         let new = encode(version, first, sum);
         let slot = &self.slot(version).credits;
         // Fails if another taker has published them, or if the slot has a newer version. Release: a

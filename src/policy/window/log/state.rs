@@ -418,6 +418,7 @@ pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
 
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
+    use crate::policy::window::log::LogCharge;
     use crate::policy::{Policy, SlidingLog};
     use crate::rate::Rate;
     use crate::time::Nanos;
@@ -439,6 +440,37 @@ mod tests {
         // A few are left to the next request that is granted.
         take(1001 + 5 * 35, 200).expect_err("not all are over");
         assert_eq!(kept(), 40 - 32);
+    }
+
+    /// A taker once stalled between the head and the slot, while the ring was copied. It then left
+    /// out credits of a later version by the links of the ring before, and that version kept a
+    /// wrong sum: 5 permits too many were granted.
+    #[test]
+    fn a_taker_leaves_out_no_credits_of_a_later_version() {
+        let log = SlidingLog::new("100/1000ns".parse::<Rate>().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let try_take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n);
+        let take = |nanos, n| try_take(nanos, n).expect("room");
+        let undo = |nanos, charge, n| {
+            log.undo(&state, Nanos::new(nanos), LogCharge { n, ..charge }, u64::MAX);
+        };
+        take(1, 45);
+        undo(2, take(2, 5), 5);
+        let charge = take(1500, 60);
+        undo(1500, charge, 10);
+        let stalled = state.head();
+        undo(1500, charge, 30);
+        assert_ne!(state.head().ring, stalled.ring, "the copy is in force");
+        undo(1500, charge, 10);
+        let back = state.give_back();
+        assert_eq!(state.head().version, stalled.version + 2, "the slot of an even version");
+        assert_eq!(back.credits(stalled.version).sum, 10);
+        let decision = state.decide_by_slot(back, stalled.encode(), stalled.time, &log.window(), 1);
+        decision.expect_err("the head has changed");
+        assert_eq!(back.credits(stalled.version).sum, 10, "as the last giver-back wrote it");
+        take(2000, 10);
+        take(2501, 90);
+        try_take(2501, 1).expect_err("the limit");
     }
 
     /// With a flag in the head, each decision reads the slot of its version, too.
