@@ -16,7 +16,8 @@
 //! Takers take again only entries that are over. So the copy passes over the oldest of them, before
 //! takers reach them. It keeps the others, because entries that are over count again in a longer
 //! window: as many as the room has, and nearly as many more as there are spare entries. If more
-//! permits than that are undone later, a longer window misses permits that were over. A copy is
+//! permits than that are undone later, a longer window misses permits that were over. So it does
+//! with the others of a time if some were taken again: `give_back.rs` explains why. A copy is
 //! given up if an entry was taken again while it was read. A refund, a reset and a debit also give
 //! it up, because they change which entries count.
 //!
@@ -135,9 +136,14 @@ impl LogState {
         copying.book.part(self, back, ring, window, head.time, next);
         let (first, sum) = (copying.book.first(), copying.book.sum);
         let next = Next { index: copying.to, valid: self.len() - 1, n: 0, time: head.time, ring, first, sum };
+        // The entries that were taken again showed times that were over, at most this one. Acquire,
+        // like each load of an entry: if this one was taken again, the head has changed.
+        let ahead = self.entry(head.ring, head.index).load(Ordering::Acquire);
+        let expected = if end(ahead, window) <= head.time { ahead } else { ahead - 1 };
         if !ready || sum > self.spare() || !self.install(back, head, &next) {
             return false;
         }
+        books.expected = books.expected.max(expected);
         if let Some(copying) = books.copying.take() {
             books.old = std::mem::replace(&mut books.book, copying.book).credits;
         }
@@ -156,7 +162,7 @@ impl LogState {
             // Release, like each store here: the switch publishes the ring as a whole.
             self.entry(!ring, copying.unfilled).store(books.copies, Ordering::Release);
         }
-        if !self.catch_up(copying, most, window) {
+        if !self.catch_up(copying, most, books.expected, window) {
             return false;
         }
         let (unread, book) = (copying.pending, &books.book);
@@ -202,8 +208,9 @@ impl LogState {
     /// Reads the head, for what was taken since. Passes over entries that are over, because takers
     /// take them again, except the newest of them, `most` entries together with all that count: in
     /// a longer window they may count again. Fails if entries that count may have been taken again.
-    fn catch_up(&self, copying: &mut Copying, most: u32, window: &Window) -> bool {
-        self.taken_since(copying.seen).is_some_and(|seen| self.catch_up_to(copying, seen, most, window))
+    fn catch_up(&self, copying: &mut Copying, most: u32, expected: Stamp, window: &Window) -> bool {
+        let seen = self.taken_since(copying.seen);
+        seen.is_some_and(|seen| self.catch_up_to(copying, seen, most, expected, window))
     }
 
     /// Continues with a head, when `taken` entries were taken since. Takers may take entries again
@@ -214,6 +221,7 @@ impl LogState {
         copying: &mut Copying,
         (head, taken): (Head, u32),
         most: u32,
+        expected: Stamp,
         window: &Window,
     ) -> bool {
         let valid = (copying.pending + taken).min(self.len() - 1);
@@ -228,6 +236,9 @@ impl LogState {
                 passed = passed.min(self.count(&view, 0, |there| there < kept));
             }
         }
+        // A writer that stalls finds no time that it expects.
+        let is_expected = |there| there <= expected && end(there, window) <= head.time;
+        passed = passed.max(self.count(&view, 0, is_expected));
         if valid < copying.pending + taken {
             // The oldest entries were taken again, perhaps some of the entries of one time. Then
             // that time is over, unless the window has become longer since.
@@ -259,7 +270,7 @@ mod tests {
     use crate::policy::window::log::give_back::Book;
     use crate::policy::{Policy, SlidingLog};
     use crate::rate::Rate;
-    use crate::sync::lock;
+    use crate::sync::{Ordering, lock};
     use crate::time::Nanos;
 
     /// Each grant once made the copy restart, so that one giver-back made it in one pass when no
@@ -347,8 +358,27 @@ mod tests {
         let book = Book::default();
         let mut copying = Copying { unfilled: 0, seen, pending: valid, to: 0, copied: 0, time: 1, book };
         take(1177, 20);
-        let caught_up = state.catch_up_to(&mut copying, (seen, 0), valid - 9, &log.window());
+        let caught_up = state.catch_up_to(&mut copying, (seen, 0), valid - 9, 0, &log.window());
         assert!(caught_up && !state.all_there(copying.seen, copying.pending), "{copying:?}");
+    }
+
+    /// The second copy once put the time of permits that were over into the entry of the taker.
+    #[test]
+    fn a_taker_that_stalls_for_two_copies_writes_nothing() {
+        let log = SlidingLog::new("100/1000ns".parse().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n).expect("room");
+        take(1, 100);
+        let charge = take(1101, state.len() - 100);
+        let there = state.entry(false, 0).load(Ordering::Acquire);
+        let time = take(1102, 1).time;
+        log.undo(&state, Nanos::new(1102), charge, u64::MAX);
+        assert!(state.head().ring, "the copy is in force");
+        log.undo(&state, Nanos::new(1103), take(1103, 50), u64::MAX);
+        assert!(!state.head().ring, "the copy is in force");
+        let write = state.entry(false, 0).compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed);
+        write.expect_err("another time is there");
+        assert_eq!(log.status(&state, Nanos::new(1103)).available, 99);
     }
 
     /// Such a copy once passed over everything that was over.

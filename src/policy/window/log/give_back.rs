@@ -48,9 +48,16 @@
 //! to a second ring begins, without the undone permits. `copying.rs` explains how it is made in
 //! slices.
 //!
-//! A helper may stall from the time when a ring was in force until that ring is in force again. It
-//! then finds another time in the entry than it expects, and fails. If it finds an equal time, it
-//! raises the time of one permit, and never lowers any.
+//! A writer may stall from the time when a ring was in force until that ring is in force again. It
+//! expects the time that its entry showed before: the number of a copy, which no other copy has, or
+//! the time of a permit that was over. Copies pass over such times while they are over, so the
+//! writer finds another time, and fails. If it found an equal one, there would be a later time
+//! between earlier ones: a search for a time would go wrong, and a copy would count undone permits.
+//!
+//! A copy never passes over permits that count, and two kinds of permits may count although others
+//! of their time were taken again: those next to permits that were refunded, or that a debit took,
+//! and those that were over in a shorter window. If they come to lie at the index of the writer, it
+//! raises the time of one of them. It never lowers any.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -157,6 +164,9 @@ pub(super) struct Books {
     pub(super) old: BTreeMap<Stamp, Credit>,
     /// The number of copies that were begun.
     pub(super) copies: u64,
+    /// The latest time that a writer may expect in an entry, if it stalls since another ring was in
+    /// force.
+    pub(super) expected: Stamp,
     /// The refunds that gave back permits that may still be those of an outstanding grant, in order
     /// of time.
     refunds: VecDeque<Refunded>,

@@ -28,7 +28,7 @@
 //!
 //! **A writer may stall** between 6 and 7. The next taker writes its entries in step 5, before the
 //! head forgets their time. When the stalled writer continues, its CASes fail, because an entry
-//! never shows an older time again.
+//! never shows an older time again (`give_back.rs` explains this for copies).
 //!
 //! | | stalled taker *A* | taker *B* | head | entries |
 //! |---|---|---|---|---|
