@@ -620,7 +620,8 @@ impl LogState {
                 return None;
             }
             let last = self.behind(&view, valid - raised + 1);
-            let of_last = raised - self.count(&view, 0, |there| there < last);
+            // An entry that was taken again meanwhile confuses the search. Then `install` fails.
+            let of_last = raised.saturating_sub(self.count(&view, 0, |there| there < last));
             let same = valid - self.count(&view, raised, |there| there < latest);
             // Credits that are over now are forgotten, so the log must not go back behind this
             // time.
