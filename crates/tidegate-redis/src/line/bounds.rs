@@ -14,35 +14,61 @@ pub(super) fn sum(costs: &Costs) -> u64 {
     costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
 }
 
-fn fit(bounds: QueueBounds, waiting: usize, permits: u64, more: u64) -> bool {
-    waiting < bounds.waiters && permits.saturating_add(more) <= bounds.permits
+/// How many requests wait, and for how many permits.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Load {
+    pub(super) requests: usize,
+    pub(super) permits: u64,
 }
 
-/// Returns whether a request that must wait is refused, behind `waiting` requests for `permits`
-/// permits.
-pub(super) fn refuse((waiting, permits, bounds): (usize, u64, QueueBounds), costs: &Costs) -> bool {
-    let makes_room = bounds.when_full != WhenFull::RefuseNewcomer && fit(bounds, 0, 0, sum(costs));
-    !makes_room && !fit(bounds, waiting, permits, sum(costs))
+impl Load {
+    /// Counts a request for these permits.
+    pub(super) fn add(&mut self, permits: u64) {
+        self.requests += 1;
+        self.permits = self.permits.saturating_add(permits);
+    }
+
+    /// Counts a request for these permits no longer.
+    pub(super) fn remove(&mut self, permits: u64) {
+        self.requests -= 1;
+        self.permits = self.permits.saturating_sub(permits);
+    }
+
+    pub(super) fn and(self, other: Load) -> Load {
+        let permits = self.permits.saturating_add(other.permits);
+        Load { requests: self.requests + other.requests, permits }
+    }
+
+    /// Returns whether one more request for these permits has room.
+    fn has_room(self, bounds: QueueBounds, permits: u64) -> bool {
+        self.requests < bounds.waiters && self.permits.saturating_add(permits) <= bounds.permits
+    }
+
+    /// Returns whether a request that must wait is refused behind these requests.
+    pub(super) fn refuses(self, bounds: QueueBounds, costs: &Costs) -> bool {
+        let n = sum(costs);
+        let makes_room = bounds.when_full != WhenFull::RefuseNewcomer && Load::default().has_room(bounds, n);
+        !makes_room && !self.has_room(bounds, n)
+    }
 }
 
 impl State {
     /// Returns whether there is room for one more request.
     pub(super) fn has_room(&self, costs: &Costs) -> bool {
-        let (waiting, permits) = self.load();
-        fit(self.bounds, waiting, permits, sum(costs))
+        self.load().has_room(self.bounds, sum(costs))
     }
 
     /// Returns the waiting requests to drop so that one more request has room, or `None` if
     /// dropping them makes no room.
     pub(super) fn make_room(&self, costs: &Costs, priority: i8) -> Option<Vec<u64>> {
         let (bounds, n) = (self.bounds, sum(costs));
-        let ((mut waiting, mut permits), mut victims) = (self.load(), Vec::new());
+        let (mut load, mut victims) = (self.load(), Vec::new());
         let is_held = self.in_line.held_till().is_some();
-        if fit(bounds, waiting, permits, n) {
+        if load.has_room(bounds, n) {
             return Some(victims);
         }
         let oldest = match bounds.when_full {
-            _ if !fit(bounds, 0, 0, n) => return None,
+            _ if !Load::default().has_room(bounds, n) => return None,
             WhenFull::RefuseNewcomer => return None,
             WhenFull::DropOldest => true,
             WhenFull::DropLeastImportant => false,
@@ -66,10 +92,9 @@ impl State {
             looked_at.into_iter().map(|(number, entry)| (entry.asked.priority, *number)).collect();
         booked.sort_unstable_by_key(|(priority, number)| (*priority, if oldest { *number } else { !number }));
         for (_, number) in booked {
-            waiting -= 1;
-            permits = permits.saturating_sub(sum(&self.entries[&number].asked.costs));
+            load.remove(sum(&self.entries[&number].asked.costs));
             victims.push(number);
-            if fit(bounds, waiting, permits, n) {
+            if load.has_room(bounds, n) {
                 return Some(victims);
             }
         }
@@ -80,8 +105,8 @@ impl State {
     /// behind. The last ones that came are ended, unless the bounds have another rule. Booked
     /// requests stay. The queue continues after `rest`.
     pub(super) fn bound(&mut self, deferred: &mut Deferred, rest: Nanos) {
-        let (bounds, (waiting, permits)) = (self.bounds, self.load());
-        if waiting <= bounds.waiters && permits <= bounds.permits {
+        let (bounds, load) = (self.bounds, self.load());
+        if load.requests <= bounds.waiters && load.permits <= bounds.permits {
             return;
         }
         let asked = |number| self.entries.get(&number).map(|entry| (number, &entry.asked));
@@ -90,8 +115,8 @@ impl State {
         let mut order: Vec<_> = held
             .map(|(number, QueuedRequest { costs, priority, droppable, .. })| {
                 let n = sum(costs);
-                let may_go =
-                    bounds.when_full != WhenFull::RefuseNewcomer && *droppable && fit(bounds, 0, 0, n);
+                let fits_alone = Load::default().has_room(bounds, n);
+                let may_go = bounds.when_full != WhenFull::RefuseNewcomer && *droppable && fits_alone;
                 let rank = match bounds.when_full {
                     WhenFull::RefuseNewcomer => (may_go, Reverse(0), number),
                     WhenFull::DropOldest => (may_go, Reverse(*priority), !number),
@@ -101,11 +126,12 @@ impl State {
             })
             .collect();
         order.sort_unstable();
-        let (mut waiting, mut permits, mut last) = (self.waiting, self.permits, 0);
+        let (mut load, mut last) = (self.booked, 0);
         order.retain(|(_, number, n, _)| {
-            let fits = fit(bounds, waiting, permits, *n);
+            let fits = load.has_room(bounds, *n);
             if fits {
-                (waiting, permits, last) = (waiting + 1, permits.saturating_add(*n), last.max(*number));
+                load.add(*n);
+                last = last.max(*number);
             }
             !fits
         });
@@ -122,7 +148,7 @@ impl State {
     /// Returns when there is room for one more request, if no other request comes.
     pub(super) fn room_at(&self, costs: &Costs) -> Nanos {
         let (bounds, n) = (self.bounds, sum(costs));
-        let (mut waiting, mut permits) = (self.waiting, self.permits);
+        let mut load = self.booked;
         let mut classes: Vec<_> = self.classes.values().take(MAX_CHECKED).map(Class::bookings).collect();
         let sizes = self.classes.keys().map(|n| n.iter().fold(0u64, |sum, n| sum.saturating_add(*n)));
         let sizes: Vec<u64> = sizes.take(MAX_CHECKED).collect();
@@ -131,9 +157,10 @@ impl State {
         for _ in 0..MAX_CHECKED {
             let Some(Reverse((due, i))) = firsts.pop() else { break };
             firsts.extend(classes[i].next().map(|next| Reverse((next, i))));
-            waiting = waiting.saturating_sub(1);
-            permits = permits.saturating_sub(sizes[i]);
-            if fit(bounds, waiting, permits, n) {
+            if load.requests > 0 {
+                load.remove(sizes[i]);
+            }
+            if load.has_room(bounds, n) {
                 return due;
             }
         }

@@ -8,7 +8,7 @@ use tidegate::Nanos;
 use crate::line::class::Booking;
 use crate::line::entry::{QueuedRequest, Stage};
 use crate::line::paused::covers;
-use crate::line::{Deferred, Line, REST, State, bounds};
+use crate::line::{Deferred, Line, REST, State};
 use crate::script::{GivenBack, Mode, Reply, ReserveRequest};
 use crate::set::Costs;
 use crate::store::{Away, Deadline, WhileAway};
@@ -49,7 +49,7 @@ impl Line {
             false => Deadline { must_send: !given_back.is_empty(), ..Deadline::NONE },
         };
         let first = state.first_behind_pause();
-        let bounds = (state.waiting, state.permits, state.bounds);
+        let (booked, bounds) = (state.booked, state.bounds);
         // Leases and observers receive what each grant left.
         let wants_state = self.leases.is_some() || !self.set.observers.is_empty();
         let wanted = |number: &u64| {
@@ -61,7 +61,7 @@ impl Line {
             let QueuedRequest { costs, longest, shadow, with_left, .. } = &entry.asked;
             let waits = entry.lease.is_none() && !entry.is_for_waiting;
             let is_bounded = *longest > Duration::ZERO && waits;
-            entry.full = is_bounded && bounds::refuse(bounds, costs);
+            entry.full = is_bounded && booked.refuses(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,

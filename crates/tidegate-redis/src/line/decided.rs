@@ -65,7 +65,7 @@ impl Line {
             false => self.set.refusal(reply, entry.asked.longest),
         };
         match entry.asked.with_left {
-            true => refusal.with_left(self.set.state_of(reply, Duration::ZERO, state.waiting)),
+            true => refusal.with_left(self.set.state_of(reply, Duration::ZERO, state.booked.requests)),
             false => refusal,
         }
     }
@@ -96,8 +96,7 @@ impl State {
         // request would take that booking by its priority, and no window in between would count the
         // grant.
         self.serve_class(deferred, &class, now);
-        self.waiting += 1;
-        self.permits = self.permits.saturating_add(bounds::sum(&costs));
+        self.booked.add(bounds::sum(&costs));
         deferred.has_booked = true;
         let booking = self.earlier_booking(&class, reply.due, now);
         let requests = self.classes.entry(class.clone()).or_default();

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
+use crate::line::bounds::{self, Load};
 use crate::line::entry::Position;
-use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, QueuedRequest, Stage, State, bounds};
+use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, QueuedRequest, Stage, State};
 use crate::store::Away;
 
 /// The requests that will be sent.
@@ -28,9 +29,9 @@ pub(super) struct InLine {
     /// The positions of requests that have a timeout, and no timer for it.
     without_timer: BTreeSet<Position>,
     permits: u64,
-    /// The requests of the last call that left, and their permits, until a call ends. Requests of a
-    /// held queue keep their positions.
-    left: (usize, u64),
+    /// The requests of the last call that left, until a call ends. Requests of a held queue keep
+    /// their positions.
+    left: Load,
     held_till: Option<Nanos>,
     /// Since the store has replied to a call of a held queue: the number of the first request that
     /// came after this reply, and how many earlier requests are in the queue. They are the last
@@ -85,20 +86,21 @@ impl InLine {
             Some(position.1)
         });
         let numbers: Vec<u64> = first.take(most).collect();
-        self.left = (numbers.len(), before - self.permits);
+        self.left = Load { requests: numbers.len(), permits: before - self.permits };
         numbers
     }
 
     /// Removes a dropped request of a held queue from the counts: it has left with a call, and
     /// waits no longer.
     pub(super) fn drop_left(&mut self, permits: u64) {
-        let (requests, all) = self.left;
-        self.left = (requests.saturating_sub(1), all.saturating_sub(permits));
+        if self.left.requests > 0 {
+            self.left.remove(permits);
+        }
     }
 
     /// The store has replied to a call. `next` is the number of the next new request.
     pub(super) fn answered(&mut self, next: u64) {
-        self.left = (0, 0);
+        self.left = Load::default();
         self.asks = false;
         if self.held_till.is_some() {
             let len = self.order.len();
@@ -129,7 +131,7 @@ impl InLine {
     /// Holds the queue until a time, unless it is empty. Returns whether a task must make it
     /// continue.
     pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
-        self.left = (0, 0);
+        self.left = Load::default();
         self.last_held = None;
         self.asks = true;
         if self.is_empty() {
@@ -150,15 +152,14 @@ impl InLine {
         self.is_timed = false;
         self.asks &= !is_back;
         // The requests of a call in flight may have to wait for the store again.
-        let waits = !self.is_empty() || self.left.0 > 0;
+        let waits = !self.is_empty() || self.left.requests > 0;
         self.held_till = self.held_till.filter(|_| waits).map(|_| Nanos::ZERO);
     }
 
-    /// Returns how many requests wait for the store, and for how many permits.
-    pub(super) fn waiting(&self) -> (usize, u64) {
-        let (requests, permits) = self.left;
-        let waiting = (self.len() + requests, self.permits.saturating_add(permits));
-        self.held_till.map_or((0, 0), |_| waiting)
+    /// Returns the requests that wait for the store.
+    fn waiting(&self) -> Load {
+        let queued = Load { requests: self.len(), permits: self.permits };
+        self.held_till.map_or(Load::default(), |_| queued.and(self.left))
     }
 
     /// Returns the numbers of the requests, in order.
@@ -305,10 +306,9 @@ impl State {
         }
     }
 
-    /// Returns how many requests wait, and for how many permits.
-    pub(super) fn load(&self) -> (usize, u64) {
-        let (waiting, permits) = self.in_line.waiting();
-        (self.waiting.saturating_add(waiting), self.permits.saturating_add(permits))
+    /// Returns the requests that wait, booked or for the store.
+    pub(super) fn load(&self) -> Load {
+        self.booked.and(self.in_line.waiting())
     }
 }
 

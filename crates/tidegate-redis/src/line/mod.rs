@@ -104,6 +104,7 @@ use crate::script::{Operation, Reply};
 use crate::set::{Costs, Fallback, Prepared, Set};
 use crate::share;
 use crate::store::{Away, Unsent};
+use bounds::Load;
 use class::{Booking, Class};
 use entry::{Entry, Stage};
 pub(crate) use entry::{Granted, Outcome, QueuedRequest};
@@ -165,10 +166,8 @@ struct State {
     for_waiting: usize,
     /// The booked requests, by their permits of each member.
     classes: BTreeMap<Vec<u64>, Class>,
-    /// How many requests are booked, or wait behind a pause, and how many permits they ask for in
-    /// all.
-    waiting: usize,
-    permits: u64,
+    /// The requests that are booked, or wait behind a pause.
+    booked: Load,
     /// The latest due time of a booked request that was granted, and how far ahead it was booked.
     served: (Nanos, Duration),
     /// The requests that wait behind a pause, including the one that asks whether it has ended; and
@@ -361,7 +360,7 @@ impl Line {
         let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_line());
         let here = self.visit(|state, deferred, now| {
             state.serve_due(deferred, now);
-            state.load().0
+            state.load().requests
         });
         here + self.waiting.load(Ordering::Relaxed) + of_leases
     }
@@ -446,7 +445,7 @@ impl BookingQueue for Line {
     }
 
     fn has_waiting(&self) -> bool {
-        lock(&self.state).waiting > 0
+        lock(&self.state).booked.requests > 0
     }
 }
 

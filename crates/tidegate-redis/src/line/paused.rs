@@ -41,8 +41,7 @@ impl State {
             self.answer(deferred, number, Outcome::Refused(refusal.into()));
             return self.give_back(Booking { due, number, reply });
         };
-        self.waiting += 1;
-        self.permits = self.permits.saturating_add(bounds::sum(&costs));
+        self.booked.add(bounds::sum(&costs));
         if let Some(entry) = self.entries.get_mut(&number) {
             if entry.predicted == Nanos::ZERO && entry.last() < due {
                 // The store counts the maximum wait from the time at which it decides.
@@ -161,8 +160,7 @@ impl State {
         let Stage::Paused(_) = entry.stage else { return None };
         let Stage::Paused(predicted) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
         entry.was_held = true;
-        self.waiting -= 1;
-        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
+        self.booked.remove(bounds::sum(&entry.asked.costs));
         Some(predicted)
     }
 

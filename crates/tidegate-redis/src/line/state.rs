@@ -108,8 +108,7 @@ impl State {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         let Stage::Booked { class, turn } = &entry.stage else { return };
         let (class, turn) = (class.clone(), *turn);
-        self.waiting -= 1;
-        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
+        self.booked.remove(bounds::sum(&entry.asked.costs));
         let requests = self.classes.get_mut(&class);
         // If its time has passed, the booking was the grant of this request. The next request would
         // be granted by it at a later time, and no window in between would count it.
@@ -247,9 +246,8 @@ impl State {
     /// Grants a booked request.
     fn grant(&mut self, deferred: &mut Deferred, number: u64, Booking { due, number: of, reply }: Booking) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        self.waiting -= 1;
+        self.booked.remove(bounds::sum(&entry.asked.costs));
         self.served = self.served.max((due, reply.wait));
-        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
         let waited = match of == number {
             true => entry.queued_for.saturating_add(reply.wait),
             false => due.saturating_since(entry.joined).as_duration(),

@@ -170,8 +170,7 @@ impl Ticket {
                 Stage::Answered(Outcome::Granted(granted)) => Some(granted),
                 Stage::Booked { class, turn } => {
                     let Booking { reply, due, .. } = state.classes.get_mut(&class)?.take(turn)?;
-                    state.waiting -= 1;
-                    state.permits = state.permits.saturating_sub(bounds::sum(&entry.asked.costs));
+                    state.booked.remove(bounds::sum(&entry.asked.costs));
                     state.serve_class(deferred, &class, now);
                     Some(Granted { reply, waited: Duration::ZERO, due })
                 }
