@@ -91,6 +91,11 @@ pub(crate) type Cost = (u64, u64);
 /// For each member, its cost.
 pub(crate) type Costs = Vec<Cost>;
 
+/// Returns the costs of exactly these permits of each member.
+pub(crate) fn exactly(permits: impl IntoIterator<Item = u64>) -> Costs {
+    permits.into_iter().map(|n| (n, n)).collect()
+}
+
 impl Set {
     /// The time of the tasks that wait, also on the store's thread.
     pub(crate) fn now(&self) -> Nanos {

@@ -23,7 +23,7 @@ use crate::limiter::request::{OwnedRequest, grant, left, report_granted};
 use crate::line::{Granted, Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Answer, Operation};
-use crate::set::{Costs, Fallback};
+use crate::set::{Costs, Fallback, exactly};
 use crate::store::Away;
 
 /// The reservation of a request.
@@ -278,8 +278,7 @@ impl Reserved for StoreReservation {
                 Some(granted) => self.claim(&granted).1,
                 // The reservation takes nothing, and the permits that were used are charged.
                 None => {
-                    let costs: Costs = asked.into_iter().map(|n| (n, n)).collect();
-                    set.send_detached(Operation::Debit, &costs, &[]);
+                    set.send_detached(Operation::Debit, &exactly(asked), &[]);
                     return Ok(());
                 }
             },
@@ -287,16 +286,8 @@ impl Reserved for StoreReservation {
         };
         let Some(Used(reserved, due)) = reserved else { return Ok(()) };
         let used_of_each = set.used(reserved.clone(), used)?;
-        let difference = |more: fn(u64, u64) -> u64| -> Costs {
-            reserved
-                .iter()
-                .zip(&used_of_each)
-                .map(|(reserved, used)| more(*reserved, *used))
-                .map(|n| (n, n))
-                .collect()
-        };
-        let unused = difference(|reserved, used| reserved.saturating_sub(used));
-        let beyond = difference(|reserved, used| used.saturating_sub(reserved));
+        let rest = |of: &[u64], less: &[u64]| exactly(of.iter().zip(less).map(|(n, m)| n.saturating_sub(*m)));
+        let (unused, beyond) = (rest(&reserved, &used_of_each), rest(&used_of_each, &reserved));
         let is_any = |costs: &Costs| costs.iter().any(|(n, _)| *n > 0);
         if is_any(&unused) {
             line.settle(due, &unused);

@@ -10,7 +10,7 @@ use tidegate::Nanos;
 
 use crate::line::class::MAX_CHECKED;
 use crate::line::{Entry, MAX_DECISIONS, QueuedRequest, State};
-use crate::set::Costs;
+use crate::set::{Costs, exactly};
 
 /// A booking must be due within this part of the time to the last one, or it is not worth a call.
 const EARLIER: (u64, u64) = (3, 4);
@@ -46,7 +46,7 @@ impl State {
         let asked = firsts.into_iter().take(MAX_SIZES).filter_map(|(number, costs, class)| {
             let last = class.last().unwrap_or_default().0.saturating_since(now).as_u64();
             let asked = QueuedRequest {
-                costs: costs.iter().map(|n| (*n, *n)).collect(),
+                costs: exactly(costs.iter().copied()),
                 longest: Nanos::new(last / EARLIER.1 * EARLIER.0).as_duration(),
                 came: now,
                 priority: self.entries.get(&number)?.asked.priority,

@@ -17,7 +17,7 @@ use tidegate::{Nanos, Refusal};
 use crate::line::class::Booking;
 use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
-use crate::set::Costs;
+use crate::set::{Costs, exactly};
 use crate::store::Away;
 
 /// How often one request asks whether the pause has ended.
@@ -104,8 +104,7 @@ impl State {
             Answer::Resumed => true,
             Answer::Shadow | Answer::Predicted => false,
         };
-        let decided: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
-        if has_ended && covers(&decided, &first) {
+        if has_ended && covers(&exactly(reply.permits.iter().copied()), &first) {
             self.requeue_paused(deferred, now);
         }
     }

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::line::class::{Booking, Class, MAX_CHECKED};
 use crate::line::{Deferred, Entry, Granted, MAX_STEPS, Outcome, Stage, State, Step, bounds};
 use crate::script::{Answer, Reply};
-use crate::set::Costs;
+use crate::set::exactly;
 use crate::store::Away;
 
 /// While this many calls are in flight, no other leaves to shorten the queue.
@@ -186,10 +186,8 @@ impl State {
     /// Gives a booking back to the store, once: if the message is lost, permits are lost, but none
     /// is granted twice. The last booking goes first, because the store undoes the last booking.
     pub(super) fn give_back(&mut self, booking: Booking) {
-        let reply = &booking.reply;
-        if reply.wait == Duration::ZERO {
-            let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
-            self.to_refund.push((reply.due, costs));
+        if booking.reply.wait == Duration::ZERO {
+            self.to_refund.push((booking.reply.due, exactly(booking.reply.permits)));
         } else {
             self.to_give_back.insert((booking.reply.due, booking.number), booking);
         }
