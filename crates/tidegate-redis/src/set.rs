@@ -243,11 +243,12 @@ impl Set {
     }
 
     /// Calls a script, without waiting for the reply.
-    pub(crate) fn send_detached(&self, operation: Operation, costs: &[Cost], before: &[Vec<u8>]) {
-        drop(self.send_locked(operation, costs, before));
+    pub(crate) fn send_detached(&self, operation: Operation, costs: &[Cost]) {
+        drop(self.send_locked(operation, costs, &[]));
     }
 
-    /// Like [`send_detached`](Set::send_detached), for a caller that holds a lock.
+    /// Like [`send_detached`](Set::send_detached), for a caller that holds a lock. `before` has the
+    /// values from before a booking that the call gives back.
     pub(crate) fn send_locked(
         &self,
         operation: Operation,

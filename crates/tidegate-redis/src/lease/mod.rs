@@ -400,7 +400,7 @@ impl Leases {
             costs[*limit] = (*permits, *permits);
             let mut values = vec![Vec::new(); self.set.members.len()];
             values[*limit].clone_from(before);
-            self.set.send_detached(*operation, &costs, &values);
+            drop(self.set.send_locked(*operation, &costs, &values));
         }
         self.forget();
     }

@@ -649,7 +649,7 @@ impl Limiter for StoreLimiter {
     /// Pauses all processes, without waiting for the reply. Bookings that were made before are
     /// still granted during the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.0.set.send_detached(self.begin_pause(pause), &[], &[]);
+        self.0.set.send_detached(self.begin_pause(pause), &[]);
         Ok(())
     }
 
@@ -658,7 +658,7 @@ impl Limiter for StoreLimiter {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
                 self.resume_leases();
-                self.0.set.send_detached(Operation::Resume, &[], &[]);
+                self.0.set.send_detached(Operation::Resume, &[]);
                 self.0.resumed();
                 false
             }
@@ -667,7 +667,7 @@ impl Limiter for StoreLimiter {
 
     /// Does not wait for the reply.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.0.set.send_detached(Operation::Debit, &self.debited(costs)?, &[]);
+        self.0.set.send_detached(Operation::Debit, &self.debited(costs)?);
         Ok(())
     }
 
@@ -680,7 +680,7 @@ impl Limiter for StoreLimiter {
         if self.1 == Blocks::No {
             let (member, costs) = self.kept(name, permits)?;
             self.discard(member);
-            self.0.set.send_detached(Operation::Keep, &costs, &[]);
+            self.0.set.send_detached(Operation::Keep, &costs);
             return Ok(0);
         }
         self.0.set.find(name)?;

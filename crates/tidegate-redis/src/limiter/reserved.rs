@@ -278,7 +278,7 @@ impl Reserved for StoreReservation {
                 Some(granted) => self.claim(&granted).1,
                 // The reservation takes nothing, and the permits that were used are charged.
                 None => {
-                    set.send_detached(Operation::Debit, &exactly(asked), &[]);
+                    set.send_detached(Operation::Debit, &exactly(asked));
                     return Ok(());
                 }
             },
@@ -293,7 +293,7 @@ impl Reserved for StoreReservation {
             line.settle(due, &unused);
         }
         if is_any(&beyond) {
-            set.send_detached(Operation::Debit, &beyond, &[]);
+            set.send_detached(Operation::Debit, &beyond);
         }
         Ok(())
     }
