@@ -188,6 +188,9 @@ enum Step {
     Refund(i64, Costs),
 }
 
+/// A function on the state, which the store's thread runs at a time.
+type Visit = fn(&mut State, &mut Deferred, Nanos);
+
 /// Work to do after the lock is released.
 #[derive(Default)]
 struct Deferred {
@@ -195,10 +198,8 @@ struct Deferred {
     unsent: Vec<Unsent>,
     /// The classes that the store's thread must check, and when, unless the receiver ends before.
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
-    /// When the store's thread must check the requests behind a pause.
-    pause: Option<Nanos>,
-    /// Until when no call leaves, because requests return.
-    gathers_till: Option<Nanos>,
+    /// What the store's thread does later.
+    visits: Vec<(Nanos, Visit)>,
     /// Whether more requests behind a pause that has ended must ask again.
     has_more: bool,
     /// Whether the tasks of more requests in the queue must set timers.
@@ -270,15 +271,13 @@ impl Line {
         }
         drop(state);
         deferred.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
-        deferred.pause.take().into_iter().for_each(|at| self.visit_at(at, State::check_pause));
+        deferred.visits.drain(..).for_each(|(at, run)| self.visit_at(at, run));
         if deferred.has_more {
             self.visit_at(now, State::continue_requeue);
         }
         if deferred.sets_timers {
             self.visit_at(now, State::set_timers);
         }
-        // At that time the line continues without the requests that have not returned.
-        deferred.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
         if deferred.has_booked {
             self.leases.iter().for_each(|leases| leases.note_store_wait());
         }
@@ -297,7 +296,7 @@ impl Line {
     }
 
     /// Makes the store's thread run a function on the state at a time.
-    fn visit_at(self: &Arc<Line>, at: Nanos, run: fn(&mut State, &mut Deferred, Nanos)) {
+    fn visit_at(self: &Arc<Line>, at: Nanos, run: Visit) {
         let clock = DefaultClock::clone(&self.set.clock);
         let scheduled = ScheduledVisit { line: Arc::downgrade(self), has_run: false };
         self.set.store.spawn(Box::pin(async move {
@@ -469,7 +468,7 @@ struct ScheduledVisit {
 }
 
 impl ScheduledVisit {
-    fn run(mut self, run: fn(&mut State, &mut Deferred, Nanos)) {
+    fn run(mut self, run: Visit) {
         self.has_run = true;
         if let Some(line) = self.line.upgrade() {
             line.visit(run);

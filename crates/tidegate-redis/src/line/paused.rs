@@ -67,7 +67,8 @@ impl State {
     /// Makes the store's thread check when the pause ends, or in a second.
     fn schedule_check(&mut self, deferred: &mut Deferred, now: Nanos) {
         if !self.paused.is_empty() && !std::mem::replace(&mut self.is_pause_watched, true) {
-            deferred.pause = Some(self.pause_ends.min(now.saturating_add(CHECK_INTERVAL)));
+            let at = self.pause_ends.min(now.saturating_add(CHECK_INTERVAL));
+            deferred.visits.push((at, State::check_pause));
         }
     }
 

@@ -92,7 +92,8 @@ impl State {
         }
         let till = gathers_till.unwrap_or_else(|| {
             let till = now.saturating_add(Nanos::from_duration(GATHERS));
-            deferred.gathers_till = Some(till);
+            // At that time the line continues without the requests that have not returned.
+            deferred.visits.push((till, |_, _, _| ()));
             till
         });
         let gathers = now < till;
