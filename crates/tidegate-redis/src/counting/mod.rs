@@ -290,6 +290,13 @@ impl StoreCountingLimit {
         Watch::new(&self.0.observers, &[(permits, permits)])
     }
 
+    fn begin_wait(&self, request: &AllRequest<'_>, waits_for_permits: bool) -> AcquireAny {
+        match single_request(request) {
+            Ok(request) => AcquireAny::new(self.clone().wait(request, waits_for_permits)),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
     /// Waits for permits, or asks for them once.
     async fn wait(self, request: Request, waits_for_permits: bool) -> Result<AllPermits, AllRefusal> {
         let watch = self.watch(&request);
@@ -374,17 +381,11 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
-        match single_request(request) {
-            Ok(request) => AcquireAny::new(self.clone().wait(request, false)),
-            Err(refusal) => AcquireAny::ready(Err(refusal)),
-        }
+        self.begin_wait(request, false)
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        match single_request(request) {
-            Ok(request) => AcquireAny::new(self.clone().wait(request, true)),
-            Err(refusal) => AcquireAny::ready(Err(refusal)),
-        }
+        self.begin_wait(request, true)
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
