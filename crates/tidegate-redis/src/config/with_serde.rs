@@ -75,12 +75,12 @@ impl<'de> Visitor<'de> for Entries {
                     // The value of each of these fields is a text, except that the value of
                     // `in_use` may be a number. Any other value becomes an empty text, which `set`
                     // refuses with an error that names the allowed values of the field.
-                    let value = match map.next_value()? {
-                        Value::Text(value) => value,
-                        Value::Count(number) if *field == "in_use" => number.to_string(),
-                        Value::Number(number) if *field == "in_use" => number.to_string(),
-                        Value::Factor(factor) if *field == "in_use" => factor.to_string(),
-                        Value::Flag(flag) if *field == "in_use" => flag.to_string(),
+                    let value = match (map.next_value()?, *field) {
+                        (Value::Text(value), _) => value,
+                        (Value::Count(number), "in_use") => number.to_string(),
+                        (Value::Number(number), "in_use") => number.to_string(),
+                        (Value::Factor(factor), "in_use") => factor.to_string(),
+                        (Value::Flag(flag), "in_use") => flag.to_string(),
                         _ => String::new(),
                     };
                     config.set(field, &value).map_err(de::Error::custom)?;
