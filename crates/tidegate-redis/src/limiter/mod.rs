@@ -423,13 +423,12 @@ impl StoreLimiter {
         let line = &self.0;
         let admitted = self.wait(&ask, longest, came, number).await;
         let admitted = with_left(admitted, ask.all_else.wants_left, self.status()).await;
-        let Some(watch) = watch else { return admitted.map(|admitted| admitted.permits(line, &ask)) };
-        match admitted {
-            Ok(Admitted::Exempt) => watch.exempted(),
-            Ok(Admitted::Booked(ref granted)) => report_granted(watch, &line.set, granted),
-            admitted => {
+        match (&admitted, watch) {
+            (Ok(Admitted::Exempt), Some(watch)) => watch.exempted(),
+            (Ok(Admitted::Booked(granted)), Some(watch)) => report_granted(watch, &line.set, granted),
+            (_, watch) => {
                 let answer = admitted.map(|admitted| admitted.permits(line, &ask));
-                watch.answered(answer.as_ref());
+                watch.into_iter().for_each(|watch| watch.answered(answer.as_ref()));
                 return answer;
             }
         }
@@ -466,42 +465,56 @@ impl StoreLimiter {
                 Outcome::Refused(refusal) => return Err(refusal),
                 Outcome::Undecided(undecided) => undecided,
             };
-            let answer = match self.0.fallback(undecided) {
-                Fallback::Grant => Ok(Admitted::Unlimited),
-                Fallback::Refuse(refusal) => Err(refusal),
-                Fallback::Paused(refusal)
-                    if longest < Duration::MAX && self.rest(longest, came) <= set.known_pause.rest() =>
-                {
-                    Err(refusal)
-                }
-                Fallback::Paused(_) => {
-                    returning = Some(Returning::new(&self.0, recoveries));
-                    let ended = self.until_closed(self.pause_ended());
-                    // Boxed, like the waits for a share: a future that waits for the store is small.
-                    match Box::pin(self.until_recovery(recoveries, ended)).await {
-                        Some(Err(closed)) => Err(closed),
-                        Some(Ok(())) | None => continue,
+            // Boxed: a future that waits for the store is small.
+            let alone =
+                Box::pin(self.wait_without_store(ask, longest, came, undecided, recoveries, &mut returning));
+            if let Some(answer) = alone.await {
+                set.store.count_degraded();
+                return answer;
+            }
+        }
+    }
+
+    /// Waits for permits without the store, which had come back `recoveries` times when the request
+    /// asked it. Returns `None` if the request asks the store again.
+    async fn wait_without_store(
+        &self,
+        ask: &OwnedRequest,
+        longest: Duration,
+        came: Nanos,
+        undecided: Away,
+        recoveries: u64,
+        returning: &mut Option<Returning>,
+    ) -> Option<Result<Admitted, AllRefusal>> {
+        let set = &self.0.set;
+        match self.0.fallback(undecided) {
+            Fallback::Grant => Some(Ok(Admitted::Unlimited)),
+            Fallback::Refuse(refusal) => Some(Err(refusal)),
+            Fallback::Paused(refusal)
+                if longest < Duration::MAX && self.rest(longest, came) <= set.known_pause.rest() =>
+            {
+                Some(Err(refusal))
+            }
+            Fallback::Paused(_) => {
+                *returning = Some(Returning::new(&self.0, recoveries));
+                let ended = self.until_closed(self.pause_ended());
+                self.until_recovery(recoveries, ended).await?.err().map(Err)
+            }
+            Fallback::Share(share) => {
+                let rest = self.rest(longest, came);
+                let request = ask.request(rest);
+                let wait = |request| self.until_paused(self.until_closed(share.acquire_many(request)));
+                let answer = match rest {
+                    Duration::ZERO => share.try_acquire_many(request),
+                    Duration::MAX => {
+                        *returning = Some(Returning::new(&self.0, recoveries));
+                        self.until_recovery(recoveries, wait(request)).await??
                     }
-                }
-                Fallback::Share(share) => {
-                    let rest = self.rest(longest, came);
-                    let request = ask.request(rest);
-                    let wait = |request| self.until_paused(self.until_closed(share.acquire_many(request)));
-                    let answer = match rest {
-                        Duration::ZERO => Some(share.try_acquire_many(request)),
-                        Duration::MAX => {
-                            returning = Some(Returning::new(&self.0, recoveries));
-                            Box::pin(self.until_recovery(recoveries, wait(request))).await.flatten()
-                        }
-                        // The store might not serve in time a request that the share has accepted.
-                        _ => Box::pin(wait(request)).await,
-                    };
-                    let Some(answer) = answer else { continue };
-                    answer.map(Admitted::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
-                }
-            };
-            set.store.count_degraded();
-            return answer;
+                    // The store might not serve in time a request that the share has accepted.
+                    _ => wait(request).await?,
+                };
+                Some(answer.map(Admitted::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest())))
+            }
         }
     }
 
