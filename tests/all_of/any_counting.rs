@@ -1,12 +1,13 @@
 //! A single counting limit behind an `AnyLimiter`.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::log::Log;
 use crate::support::spawn_pending;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, ManualClock, Rate,
-    RateLimiter, Refusal, Request, TokenBucket,
+    AllOf, AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, ManualClock, Rate, RateLimiter,
+    Refusal, Request, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -116,51 +117,10 @@ fn a_request_of_any_kind_is_answered() -> Result<(), AllRefusal> {
     Ok(())
 }
 
-/// Records each event, without times.
-#[derive(Default)]
-struct Log(Mutex<Vec<String>>);
-
-impl Log {
-    fn note(&self, text: String) {
-        self.0.lock().expect("no panic").push(text);
-    }
-
-    /// Returns the events since the last call.
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().expect("no panic"))
-    }
-}
-
-impl Events for Log {
-    fn granted(&self, permits: u64, _waited: Duration) {
-        self.note(format!("granted {permits}"));
-    }
-
-    fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.note(format!("refused {permits}: {refusal}"));
-    }
-
-    fn cancelled(&self, permits: u64, _waited: Duration) {
-        self.note(format!("cancelled {permits}"));
-    }
-
-    fn exempted(&self, permits: u64) {
-        self.note(format!("exempted {permits}"));
-    }
-
-    fn paused(&self, remaining: Duration) {
-        self.note(format!("paused for {remaining:?}"));
-    }
-
-    fn resumed(&self) {
-        self.note("resumed".to_owned());
-    }
-}
-
 #[test]
 fn the_observer_of_the_limit_is_notified_of_each_call_once() -> Result<(), AllRefusal> {
     let (any, calls) = limited(3);
-    let log = Arc::new(Log::default());
+    let log = Arc::new(Log::without_waits());
     // After the handle was made, through another clone.
     assert!(calls.observe(log.clone()));
     let held = (any.try_acquire_many(2)?, any.try_acquire_many(Request::up_to(10))?);

@@ -1,50 +1,18 @@
 //! An observer of all keys of a counting limit is notified of each call once.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::log::Log;
 use tidegate::keyed::KeyEvents;
 use tidegate::{
-    AnyKeyed, CancelToken, Events, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, Refusal, Request,
-    Statistics, Unlimited,
+    AnyKeyed, CancelToken, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, Refusal, Request, Statistics,
+    Unlimited,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 
 type Keys = KeyedCountingLimit<u64>;
-
-/// Records each event without times, with the key if the event has one.
-#[derive(Default)]
-struct Log(Mutex<Vec<String>>);
-
-impl Log {
-    fn note(&self, text: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
-    }
-
-    /// Returns the events since the last call.
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Events for Log {
-    fn granted(&self, permits: u64, _waited: Duration) {
-        self.note(format!("granted {permits}"));
-    }
-
-    fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.note(format!("refused {permits}: {refusal}"));
-    }
-
-    fn cancelled(&self, permits: u64, _waited: Duration) {
-        self.note(format!("cancelled {permits}"));
-    }
-
-    fn exempted(&self, permits: u64) {
-        self.note(format!("exempted {permits}"));
-    }
-}
 
 impl KeyEvents<u64> for Log {
     fn granted(&self, key: &u64, permits: u64, _waited: Duration) {
@@ -65,7 +33,7 @@ impl KeyEvents<u64> for Log {
 }
 
 fn watched(limit: u32, max_keys: usize) -> (Keys, Arc<Log>) {
-    let log = Arc::new(Log::default());
+    let log = Arc::new(Log::without_waits());
     (Keys::new(limit, max_keys).observed_by(log.clone()), log)
 }
 
@@ -111,7 +79,7 @@ fn each_call_is_reported_once() -> Result<(), Refusal> {
 
 #[test]
 fn an_observer_can_get_the_key() -> Result<(), Refusal> {
-    let log = Arc::new(Log::default());
+    let log = Arc::new(Log::without_waits());
     let keys = Keys::new(1, 2).observed_by_key(log.clone()).with_limits(|key| if *key == 1 { 1 } else { 2 });
     let held = (keys.try_acquire(&1)?, keys.try_acquire_many(&2, 2)?);
     assert!(keys.try_acquire(&1).is_err() && keys.try_acquire(&3).is_err());
@@ -132,7 +100,7 @@ fn an_observer_can_get_the_key() -> Result<(), Refusal> {
 #[test]
 fn a_limit_of_a_key_notifies_both_observers() -> Result<(), Refusal> {
     let (keys, log) = watched(1, 2);
-    let own = Arc::new(Log::default());
+    let own = Arc::new(Log::without_waits());
     let one = keys.limit(&1)?;
     assert!(one.observe(own.clone()));
     let held = one.try_acquire()?;
@@ -167,7 +135,7 @@ fn a_handle_of_any_kind_notifies_the_observer() {
         ]
     );
     drop(held);
-    let log = Arc::new(Log::default());
+    let log = Arc::new(Log::without_waits());
     let any = AnyKeyed::from(keys.observed_by_key(log.clone()));
     let held = any.try_acquire(1_u64).expect("one");
     assert!(any.try_acquire_many(2_u64, Request::permits(7).exempt()).is_ok());

@@ -7,7 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::log::Log;
+use crate::support::log::Log;
 use crate::support::spawn_pending;
 use tidegate::{
     AllOf, CancelToken, CountingLimit, Events, ManualClock, Rate, RateLimiter, Refusal, Statistics,

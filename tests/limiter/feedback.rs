@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::log::Log;
+use crate::support::log::Log;
 use crate::support::{MS, PATIENCE, one_per_second, spawn_pending, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{

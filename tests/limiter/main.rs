@@ -23,7 +23,6 @@ mod feedback;
 mod late;
 mod leaky;
 mod left;
-mod log;
 mod long_lines;
 mod loops;
 mod panics;

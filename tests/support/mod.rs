@@ -6,6 +6,7 @@ pub(crate) mod asked;
 pub(crate) mod counted;
 pub(crate) mod hooked;
 pub(crate) mod late;
+pub(crate) mod log;
 pub(crate) mod loops;
 pub(crate) mod pairs;
 pub(crate) mod polled;

@@ -7,22 +7,35 @@ use tidegate::{Events, Refusal};
 
 /// Records its notifications.
 #[derive(Default)]
-pub(crate) struct Log(Mutex<Vec<String>>);
+pub(crate) struct Log {
+    lines: Mutex<Vec<String>>,
+    without_waits: bool,
+}
 
 impl Log {
+    /// Creates a log that does not record how long requests waited, for limiters on a real clock.
+    pub(crate) fn without_waits() -> Log {
+        Log { without_waits: true, ..Log::default() }
+    }
+
     pub(crate) fn note(&self, line: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+    }
+
+    fn note_wait(&self, event: &str, waited: Duration) {
+        let after = if self.without_waits { String::new() } else { format!(" after {waited:?}") };
+        self.note(format!("{event}{after}"));
     }
 
     /// Returns the notifications since the last call.
     pub(crate) fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Events for Log {
     fn granted(&self, permits: u64, waited: Duration) {
-        self.note(format!("granted {permits} after {waited:?}"));
+        self.note_wait(&format!("granted {permits}"), waited);
     }
 
     fn refused(&self, permits: u64, refusal: &Refusal) {
@@ -30,7 +43,7 @@ impl Events for Log {
     }
 
     fn cancelled(&self, permits: u64, waited: Duration) {
-        self.note(format!("cancelled {permits} after {waited:?}"));
+        self.note_wait(&format!("cancelled {permits}"), waited);
     }
 
     fn shadowed(&self, permits: u64, refusal: &Refusal) {
