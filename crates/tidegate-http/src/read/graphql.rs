@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::limit::ServerLimit;
 use super::response::ResponseLimits;
-use super::time::{Clock, Numbers};
+use super::time::Clock;
 use crate::{Unit, When};
 
 /// The longest body that is read. The limits in a longer body are not worth the work.
@@ -95,7 +95,7 @@ fn is_refusal(error: &RawValue) -> bool {
 /// that asks for it.
 fn github(reported: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
     let [limit, remaining, reset] = members(reported, ["limit", "remaining", "resetAt"]);
-    let reset = text(reset).and_then(|at| clock.reset(&at, Numbers::UnixSeconds, None));
+    let reset = text(reset).and_then(|at| clock.reset(&at, None));
     let limit = ServerLimit {
         name: Some("graphql".to_owned()),
         unit: Some(Unit::Points),

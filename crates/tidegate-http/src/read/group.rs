@@ -11,7 +11,7 @@ use super::merge::{Found, merge};
 use super::name::{Field, Name, label_unit, label_window};
 use super::number;
 use super::pairs;
-use super::time::{self, Clock, Numbers, SECOND};
+use super::time::{self, Clock, SECOND};
 use crate::{Unit, When};
 
 /// The headers that share a family, a spelling and a label.
@@ -52,13 +52,12 @@ struct Reset {
 #[derive(Debug)]
 pub(super) struct Groups {
     groups: Vec<Group>,
-    numbers: Numbers,
     clock: Clock,
 }
 
 impl Groups {
-    pub(super) fn new(numbers: Numbers, clock: Clock) -> Self {
-        Self { groups: Vec::new(), numbers, clock }
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { groups: Vec::new(), clock }
     }
 
     /// Adds a header. Limits beyond [`MAX_LIMITS`] are left out.
@@ -74,14 +73,13 @@ impl Groups {
                 self.groups.len() - 1
             }
         };
-        let (numbers, clock) = (self.numbers, self.clock);
-        self.groups[at].add(&name, value.trim(), numbers, clock);
+        self.groups[at].add(&name, value.trim(), self.clock);
     }
 
     /// Converts the headers into limits. `retry_after` is the time to retry that the response
     /// reports. Returns the limits, and the reset of a group of limits that has no counts.
     pub(super) fn finish(self, retry_after: Option<When>) -> (Vec<ServerLimit>, Option<When>) {
-        let Groups { groups, numbers, mut clock } = self;
+        let Groups { groups, mut clock } = self;
         clock.retry_after = retry_after;
         // A limit without a label takes the name of its resource or bucket.
         let named: Vec<(String, String)> =
@@ -97,7 +95,7 @@ impl Groups {
             let (family, label) = (group.family.clone(), group.label.clone());
             let numbered = std::mem::take(&mut group.numbered);
             let with_names = |limit| Found { family: family.clone(), label: label.clone(), limit };
-            found.extend(group.limits(&numbered, numbers, clock).into_iter().map(with_names));
+            found.extend(group.limits(&numbered, clock).into_iter().map(with_names));
             policies.extend(numbered.into_iter().map(|policy| (family.clone(), label.clone(), policy)));
         }
         found.truncate(4 * MAX_LIMITS);
@@ -132,9 +130,9 @@ impl Groups {
 }
 
 impl Group {
-    fn add(&mut self, name: &Name, value: &str, numbers: Numbers, clock: Clock) {
+    fn add(&mut self, name: &Name, value: &str, clock: Clock) {
         match name.field {
-            Field::Limit => self.limit(value, numbers, clock),
+            Field::Limit => self.limit(value, clock),
             Field::Remaining => self.remaining.extend(count::counts(value)),
             Field::Used => self.used.extend(count::counts(value)),
             // A number above 2 is a percentage, or means something else.
@@ -158,7 +156,7 @@ impl Group {
                 }
                 self.policies.extend(policies);
             }
-            Field::Whole => self.whole(value, numbers, clock),
+            Field::Whole => self.whole(value, clock),
             Field::Reset | Field::Window | Field::Retry | Field::Wait | Field::Mark => {}
         }
         // A header that is repeated many times adds no more.
@@ -194,12 +192,12 @@ impl Group {
     }
 
     /// Reads `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, or `100;w=21600` of Docker Hub.
-    fn limit(&mut self, value: &str, numbers: Numbers, clock: Clock) {
+    fn limit(&mut self, value: &str, clock: Clock) {
         let counts = count::counts(value);
         if counts.is_empty() {
             // AspNetCoreRateLimit sends the window as the limit: `1m`.
             self.window = self.window.or(time::window(value));
-            self.states.extend(pairs::limits(value, numbers, clock));
+            self.states.extend(pairs::limits(value, clock));
         }
         for count in counts {
             if count.out_of.is_some() {
@@ -212,10 +210,10 @@ impl Group {
         }
     }
 
-    fn whole(&mut self, value: &str, numbers: Numbers, clock: Clock) {
+    fn whole(&mut self, value: &str, clock: Clock) {
         let mut states = draft::states(value);
         if states.is_empty() {
-            states = pairs::limits(value, numbers, clock);
+            states = pairs::limits(value, clock);
         }
         // With a label, `5:user:name` can be a key.
         if states.is_empty() && self.label.is_empty() {
@@ -234,18 +232,18 @@ impl Group {
         }
     }
 
-    fn limits(mut self, policies: &[NumberedPolicy], numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+    fn limits(mut self, policies: &[NumberedPolicy], clock: Clock) -> Vec<ServerLimit> {
         let states = std::mem::take(&mut self.states);
         let mut limits = draft::join(states, std::mem::take(&mut self.policies));
-        let counted = self.by_windows(policies, numbers, clock);
-        limits.extend(if counted.is_empty() { self.counted(numbers, clock) } else { counted });
+        let counted = self.by_windows(policies, clock);
+        limits.extend(if counted.is_empty() { self.counted(clock) } else { counted });
         limits
     }
 
     /// Joins the members of lists with equal windows: `20, 20;w=1, 300;w=60` of the limit and
     /// `19, 19;w=1, 299;w=60` of what is left. A member without a window repeats one of the others.
     /// Returns nothing if what is left is not such a list.
-    fn by_windows(&self, policies: &[NumberedPolicy], numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+    fn by_windows(&self, policies: &[NumberedPolicy], clock: Clock) -> Vec<ServerLimit> {
         if self.remaining.len() < 2 {
             return Vec::new();
         }
@@ -260,8 +258,8 @@ impl Group {
                 limit: limits().find(|limit| limit.window == window).map(|limit| limit.limit),
                 remaining: Some(left.value),
                 reset: match self.resets.iter().find(own) {
-                    Some(reset) => self.read_reset(reset, numbers, clock, window),
-                    None if i == 0 && !listed => self.reset(0, numbers, clock, window),
+                    Some(reset) => self.read_reset(reset, clock, window),
+                    None if i == 0 && !listed => self.reset(0, clock, window),
                     None => None,
                 },
                 window,
@@ -272,7 +270,7 @@ impl Group {
     }
 
     /// Converts counts into limits: one limit, or one for each member of lists of equal length.
-    fn counted(&self, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+    fn counted(&self, clock: Clock) -> Vec<ServerLimit> {
         let lists = [&self.limits, &self.remaining, &self.used];
         let longest = lists.iter().map(|l| l.len()).max().unwrap_or(0);
         let parallel = lists.iter().all(|l| l.is_empty() || l.len() == longest);
@@ -295,7 +293,7 @@ impl Group {
                 unit: self.unit(),
                 limit: most,
                 remaining: if banned.is_some() { Some(0.0) } else { left },
-                reset: self.reset(i, numbers, clock, window).or(banned.map(When::In)),
+                reset: self.reset(i, clock, window).or(banned.map(When::In)),
                 window,
                 ..ServerLimit::default()
             }
@@ -334,26 +332,20 @@ impl Group {
     /// Reads the resets of one member, or all resets if there are not as many as members. A reset
     /// from now is more exact than an absolute timestamp; among resets of one kind the latest
     /// counts.
-    fn reset(&self, i: usize, numbers: Numbers, clock: Clock, window: Option<Duration>) -> Option<When> {
+    fn reset(&self, i: usize, clock: Clock, window: Option<Duration>) -> Option<When> {
         let members = self.limits.len().max(self.remaining.len()).max(self.used.len());
         let several = members > 1 && members == self.resets.len();
         let own = if several { self.resets.get(i..=i)? } else { &self.resets[..] };
-        let read = |reset: &Reset| self.read_reset(reset, numbers, clock, window);
+        let read = |reset: &Reset| self.read_reset(reset, clock, window);
         let from_now = own.iter().filter(|r| r.from_now).filter_map(read).reduce(later);
         from_now.or_else(|| own.iter().filter_map(read).reduce(later))
     }
 
-    fn read_reset(
-        &self,
-        reset: &Reset,
-        numbers: Numbers,
-        clock: Clock,
-        window: Option<Duration>,
-    ) -> Option<When> {
+    fn read_reset(&self, reset: &Reset, clock: Clock, window: Option<Duration>) -> Option<When> {
         match reset.unit {
             Some(unit) => clock.retry_after(&reset.text, unit),
             None if reset.from_now => clock.retry_after(&reset.text, SECOND),
-            None => clock.reset(&reset.text, numbers, window.or_else(|| self.minute(reset))),
+            None => clock.reset(&reset.text, window.or_else(|| self.minute(reset))),
         }
     }
 

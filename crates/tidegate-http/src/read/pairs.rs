@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::limit::ServerLimit;
 use super::name::{Field, label_window};
 use super::number;
-use super::time::{self, Clock, Numbers, SECOND};
+use super::time::{self, Clock, SECOND};
 use crate::{Unit, When};
 
 /// The most pairs that are read. A real value has a few limits of five pairs each.
@@ -25,7 +25,7 @@ const MAX_PAIRS: usize = 64;
 /// - Huawei: `remain:9,limit:10,time:10 second`.
 ///
 /// Pingdom writes a sentence, which is read too.
-pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+pub(super) fn limits(text: &str, clock: Clock) -> Vec<ServerLimit> {
     let mut limits = Vec::new();
     let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
     let is_short = |name: &&str| name.len() <= 128;
@@ -49,7 +49,7 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
         match field {
             Field::Limit => limit.limit = number::count(&value),
             Field::Remaining => limit.remaining = number::count(&value),
-            Field::Reset => limit.reset = clock.reset(value.trim(), numbers, None),
+            Field::Reset => limit.reset = clock.reset(value.trim(), None),
             Field::Window => limit.window = time::window(&value),
             _ => limit.name = Some(value.trim()).filter(is_short).map(str::to_owned),
         }

@@ -103,7 +103,7 @@ impl Reader {
     #[must_use]
     pub fn read_with_body(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ResponseLimits {
         let mut response = self.read(status, headers);
-        let clock = Clock::of(headers.get(DATE).and_then(text_of));
+        let clock = Clock::of(headers.get(DATE).and_then(text_of), Numbers::UnixSeconds);
         graphql::add(body, clock, &mut response);
         response
     }
@@ -114,9 +114,9 @@ impl Reader {
         let text = |name| headers.get(name).and_then(text_of);
         let vendor = self.vendor.or_else(|| Vendor::guess(headers));
         let numbers = self.numbers.or(vendor.map(Vendor::numbers)).unwrap_or_default();
-        let clock = Clock::of(text(DATE));
+        let clock = Clock::of(text(DATE), numbers);
 
-        let mut groups = Groups::new(numbers, clock);
+        let mut groups = Groups::new(clock);
         let mut limits = Vec::new();
         let mut retry_after: Option<When> = None;
         let mut plain_retry = true;

@@ -40,20 +40,22 @@ pub enum Numbers {
     UnixMilliseconds,
 }
 
-/// The time of the response, by the clock of the server.
+/// The time of the response, by the clock of the server, and how this server writes resets.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clock {
     date: Option<Timestamp>,
+    numbers: Numbers,
     /// A time to retry that the response reports next to its resets.
     pub(super) retry_after: Option<When>,
 }
 
 impl Clock {
     /// Reads the header `Date`.
-    pub(super) fn of(date: Option<&str>) -> Self {
+    pub(super) fn of(date: Option<&str>, numbers: Numbers) -> Self {
         // A server without a clock sends 1970; no HTTP response is older than 1991.
         let plausible = |date: &Timestamp| date.as_second() > 662_688_000;
-        Self { date: date.and_then(|text| parse_date(text.trim())).filter(plausible), retry_after: None }
+        let date = date.and_then(|text| parse_date(text.trim())).filter(plausible);
+        Self { date, numbers, retry_after: None }
     }
 
     /// Counts a time from the `Date` if there is one.
@@ -81,12 +83,12 @@ impl Clock {
     }
 
     /// Reads a reset. `window` is the window of the limit, if it is known.
-    pub(super) fn reset(self, text: &str, numbers: Numbers, window: Option<Duration>) -> Option<When> {
+    pub(super) fn reset(self, text: &str, window: Option<Duration>) -> Option<When> {
         let Some(number) = number::decimal(text) else {
             return self.duration_or_date(text);
         };
         let within = |unit| number.times(unit).filter(|d| *d < FURTHEST).map(When::In);
-        match numbers {
+        match self.numbers {
             Numbers::Seconds => within(SECOND),
             Numbers::Milliseconds => within(MILLISECOND),
             Numbers::UnixSeconds => unix_time(number, SECOND).map(|at| self.when(at)),
