@@ -87,6 +87,27 @@ pub(crate) enum Outcome {
     Failed,
 }
 
+/// What all limits together need.
+#[derive(Default)]
+struct Needs {
+    /// What is booked next.
+    costs: Costs,
+    /// For each limit, how many permits the queued requests wait for, and how many are held.
+    lines: Vec<(u64, u64)>,
+    /// How much later than the first permits of the booking the last ones are due.
+    span: Duration,
+    /// How soon the next lease is asked for, while there are more requests than permits.
+    pace: Duration,
+    /// The most pieces that a limit has.
+    pieces: usize,
+    /// A limit is short of permits.
+    is_short: bool,
+    /// Queued requests wait for them.
+    is_urgent: bool,
+    /// Nothing is on lease, and no request waits.
+    is_idle: bool,
+}
+
 /// How many permits of one limit are booked next.
 struct Demand {
     n: u64,
@@ -102,12 +123,37 @@ impl Ledger {
     /// before it makes the next one.
     pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
         let mut state = self.lock();
-        let is_overloaded = now < state.overloaded_till;
         let are_left = are_left && now < state.by_store_till;
+        let (needs, returns) = self.needs(&mut state, now, in_line, are_left);
+        self.count(&mut state);
+        if !returns.is_empty() {
+            return Plan::Back(returns);
+        }
+        let ends = self.accounts.iter().filter_map(|account| account.stock.first_end()).min();
+        let ends = ends.unwrap_or(Nanos::MAX);
+        let paced = if now < state.overloaded_till && now < state.next { state.next } else { Nanos::ZERO };
+        let rests = if needs.is_urgent { state.not_before } else { state.not_before.max(paced) };
+        if needs.is_short && now < rests {
+            let until = ends.min(rests);
+            return if needs.is_urgent { Plan::Fail(until) } else { Plan::Rest(until) };
+        }
+        if needs.is_short && needs.pieces < MAX_PIECES {
+            return match self.order(&mut state, now, needs) {
+                Some(order) => Plan::Book(order),
+                None => Plan::Rest(ends.min(state.next)),
+            };
+        }
+        if paced > now {
+            return Plan::Rest(ends.min(paced));
+        }
+        if needs.is_idle { Plan::Idle } else { Plan::Rest(ends) }
+    }
+
+    /// Returns what is booked next, and what goes back before.
+    fn needs(&self, state: &mut State, now: Nanos, in_line: usize, are_left: bool) -> (Needs, Vec<Return>) {
+        let is_overloaded = now < state.overloaded_till;
         let mut returns = Vec::new();
-        let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
-        let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
-        let (mut pieces, mut pace) = (0, state.usual.longest / 32);
+        let mut needs = Needs { pace: state.usual.longest / 32, is_idle: true, ..Needs::default() };
         for (i, account) in self.accounts.iter().enumerate() {
             let size = self.size(i, now, &mut state.limits[i], is_overloaded);
             let limit = &state.limits[i];
@@ -120,65 +166,45 @@ impl Ledger {
             returns.extend(self.returns_of(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
-            let demand = self.demand(account, limit, (waiting, held), size, is_overloaded, are_left);
-            is_short |= demand.is_short;
-            is_urgent |= demand.is_urgent;
-            let n = demand.n;
-            costs.push((n, n));
-            lines.push((waiting, held));
-            pieces = pieces.max(account.stock.pieces());
-            is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
-            span = span.max(account.span(n));
-            pace = pace.max(account.pace(size));
+            let Demand { n, is_short, is_urgent } =
+                self.demand(account, limit, (waiting, held), size, is_overloaded, are_left);
+            needs.is_short |= is_short;
+            needs.is_urgent |= is_urgent;
+            needs.is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
+            needs.costs.push((n, n));
+            needs.lines.push((waiting, held));
+            needs.pieces = needs.pieces.max(account.stock.pieces());
+            needs.span = needs.span.max(account.span(n));
+            needs.pace = needs.pace.max(account.pace(size));
         }
-        self.count(&mut state);
-        if !returns.is_empty() {
-            return Plan::Back(returns);
-        }
+        (needs, returns)
+    }
+
+    /// Returns the order of a booking; `None` if the store would refuse it.
+    fn order(&self, state: &mut State, now: Nanos, needs: Needs) -> Option<Order> {
+        let Needs { mut costs, lines, span, pace, pieces, is_urgent, .. } = needs;
         // With mixed costs the first queued request may ask for more of a limit than the others do.
         if is_urgent && now >= state.mixed_till {
             balance(&mut costs, &lines);
         }
-        let ends = self.accounts.iter().filter_map(|account| account.stock.first_end()).min();
-        let ends = ends.unwrap_or(Nanos::MAX);
-        let paced = if is_overloaded && now < state.next { state.next } else { Nanos::ZERO };
-        let rests = if is_urgent { state.not_before } else { state.not_before.max(paced) };
-        if is_short && now < rests {
-            let until = ends.min(rests);
-            return if is_urgent { Plan::Fail(until) } else { Plan::Rest(until) };
+        state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
+        for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
+            limit.ordered = asked_by_leases(account, limit);
+            limit.lease = *n;
+            account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        if is_short && pieces < MAX_PIECES {
-            state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
-            for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
-                limit.ordered = asked_by_leases(account, limit);
-                limit.lease = *n;
-                account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            let patience = state.usual.longest;
-            if !is_urgent && state.refusal(now, &costs, patience).is_some() {
-                // The store would refuse the lease.
-                self.refused(&mut state, now);
-                return Plan::Rest(ends.min(state.next));
-            }
-            let longest = match is_urgent {
-                true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
-                true => patience.max(self.patience.min_wait()).saturating_add(span),
-                false => patience.saturating_add(span),
-            };
-            let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
-            return Plan::Book(Order {
-                costs,
-                longest,
-                times,
-                patience,
-                sent: now,
-                generation: state.generation,
-            });
+        let patience = state.usual.longest;
+        if !is_urgent && state.refusal(now, &costs, patience).is_some() {
+            self.refused(state, now);
+            return None;
         }
-        if paced > now {
-            return Plan::Rest(ends.min(paced));
-        }
-        if is_idle { Plan::Idle } else { Plan::Rest(ends) }
+        let longest = match is_urgent {
+            true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
+            true => patience.max(self.patience.min_wait()).saturating_add(span),
+            false => patience.saturating_add(span),
+        };
+        let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
+        Some(Order { costs, longest, times, patience, sent: now, generation: state.generation })
     }
 
     /// Returns how much of a limit is booked next, if the queued requests wait for `waiting`
