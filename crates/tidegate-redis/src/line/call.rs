@@ -6,7 +6,6 @@ use std::time::Duration;
 use tidegate::Nanos;
 
 use crate::line::class::Booking;
-use crate::line::entry::{QueuedRequest, Stage};
 use crate::line::paused::covers;
 use crate::line::{Deferred, Line, REST, State};
 use crate::script::{GivenBack, Mode, Reply, ReserveRequest};
@@ -54,31 +53,12 @@ impl Line {
         let wants_state = self.leases.is_some() || !self.set.observers.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
-            entry.stage = Stage::Sent;
-            entry.queued_for = now.saturating_since(entry.joined).as_duration();
-            let left = entry.last().saturating_since(now).as_duration();
+            let is_behind = |(first, of): &(u64, Costs)| first < number && covers(&entry.asked.costs, of);
+            let is_behind = first.as_ref().is_some_and(is_behind);
+            let mut wanted = entry.send(now, booked.refuses(bounds, &entry.asked.costs), is_behind);
+            wanted.wants_state |= wants_state;
             deadline = entry.deadline(now, timeout).and(deadline);
-            let QueuedRequest { costs, longest, shadow, with_left, .. } = &entry.asked;
-            let waits = entry.lease.is_none() && !entry.is_for_waiting;
-            let is_bounded = *longest > Duration::ZERO && waits;
-            entry.full = is_bounded && booked.refuses(bounds, costs);
-            let longest = match *longest {
-                _ if entry.full || *shadow => Duration::ZERO,
-                Duration::MAX => Duration::MAX,
-                _ => left,
-            };
-            let is_behind = |(first, of): &(u64, Costs)| first < number && covers(costs, of);
-            let mode = match () {
-                () if *shadow => Mode::Shadow,
-                () if first.as_ref().is_some_and(is_behind) => Mode::Behind,
-                () => Mode::Normal,
-            };
-            Some(ReserveRequest {
-                longest,
-                mode,
-                wants_state: wants_state || *with_left,
-                costs: costs.clone(),
-            })
+            Some(wanted)
         };
         let requests: Vec<ReserveRequest> = numbers.iter().filter_map(wanted).collect();
         // Each request that waits for a store that is away has a timer.

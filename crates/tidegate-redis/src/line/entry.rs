@@ -8,7 +8,7 @@ use tidegate::{AllRefusal, Nanos};
 
 use crate::lease::ReplySender;
 use crate::line::class::{Booking, Turn};
-use crate::script::Reply;
+use crate::script::{Mode, Reply, ReserveRequest};
 use crate::set::Costs;
 use crate::store::{Away, Deadline};
 
@@ -103,6 +103,26 @@ impl Entry {
             lease: None,
             is_for_waiting: false,
         }
+    }
+
+    /// Sends the request with a call. The queue has room for no request that waits if `is_full` is
+    /// set. If `is_behind` is set, other requests wait for the end of a pause before this one.
+    pub(super) fn send(&mut self, now: Nanos, is_full: bool, is_behind: bool) -> ReserveRequest {
+        self.stage = Stage::Sent;
+        self.queued_for = now.saturating_since(self.joined).as_duration();
+        self.full = is_full && self.may_wait() && !self.is_for_waiting;
+        let QueuedRequest { costs, longest, shadow, with_left, .. } = &self.asked;
+        let longest = match *longest {
+            _ if self.full || *shadow => Duration::ZERO,
+            Duration::MAX => Duration::MAX,
+            _ => self.last().saturating_since(now).as_duration(),
+        };
+        let mode = match () {
+            () if *shadow => Mode::Shadow,
+            () if is_behind => Mode::Behind,
+            () => Mode::Normal,
+        };
+        ReserveRequest { longest, mode, wants_state: *with_left, costs: costs.clone() }
     }
 
     pub(super) fn is_lease_in_call(&self) -> bool {
