@@ -90,6 +90,14 @@ impl InLine {
         numbers
     }
 
+    /// Removes a dropped request, which may have left with a call.
+    pub(super) fn drop_undecided(&mut self, number: u64, entry: &Entry) {
+        self.remove(entry.position(number));
+        if matches!(entry.stage, Stage::Sent) && entry.was_held {
+            self.drop_left(bounds::sum(&entry.asked.costs));
+        }
+    }
+
     /// Removes a dropped request of a held queue from the counts: it has left with a call, and
     /// waits no longer.
     pub(super) fn drop_left(&mut self, permits: u64) {

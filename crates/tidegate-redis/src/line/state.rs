@@ -158,6 +158,26 @@ impl State {
         }
     }
 
+    /// Serves the class of a booked request. Requests of higher priority may have taken the bookings
+    /// up to the maximum wait of this request: then it is refused.
+    pub(super) fn serve_booked(&mut self, deferred: &mut Deferred, number: u64, now: Nanos) {
+        let Some(Entry { stage: Stage::Booked { class, turn }, .. }) = self.entries.get(&number) else {
+            return;
+        };
+        let (class, turn) = (class.clone(), *turn);
+        self.serve_class(deferred, &class, now);
+        if let Some(entry) = self.entries.get(&number)
+            && matches!(entry.stage, Stage::Booked { .. })
+            && entry.latest(turn) < now
+        {
+            let due = self.classes.get(&class).map_or(now, |class| class.due(turn));
+            let longest = Nanos::from_duration(entry.asked.longest);
+            let retry_after = due.saturating_since(now).saturating_since(longest);
+            self.unbook(deferred, number, now);
+            self.answer(deferred, number, Outcome::Refused(Refusal::Limited { retry_after }.into()));
+        }
+    }
+
     /// Serves the requests that are due in all classes, before the waiting requests are counted. No
     /// task checks for a request that is never polled again.
     pub(super) fn serve_due(&mut self, deferred: &mut Deferred, now: Nanos) {

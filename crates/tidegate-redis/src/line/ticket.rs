@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tidegate::clock::Sleep as _;
-use tidegate::{DefaultClock, Nanos, Refusal, Timer};
+use tidegate::{DefaultClock, Nanos, Timer};
 
 use crate::line::{Booking, Entry, Granted, Line, Outcome, QueuedRequest, Stage, bounds};
 use crate::lock::lock;
@@ -56,27 +56,7 @@ impl Ticket {
         let is_slow = store.while_away() == WhileAway::Wait || store.is_crowded();
         let timeout = store.timeout();
         let (seen, _old) = self.line.visit(|state, deferred, now| {
-            let booked = |entry: &Entry| match &entry.stage {
-                Stage::Booked { class, turn } => Some((class.clone(), *turn)),
-                _ => None,
-            };
-            let class = state.entries.get(&number).and_then(booked);
-            if let Some((class, turn)) = class {
-                state.serve_class(deferred, &class, now);
-                // Requests of higher priority may have taken the bookings up to the maximum wait of
-                // this request.
-                if let Some(entry) = state.entries.get(&number)
-                    && matches!(entry.stage, Stage::Booked { .. })
-                    && entry.latest(turn) < now
-                {
-                    let due = state.classes.get(&class).map_or(now, |class| class.due(turn));
-                    let longest = Nanos::from_duration(entry.asked.longest);
-                    let retry_after = due.saturating_since(now).saturating_since(longest);
-                    state.unbook(deferred, number, now);
-                    let refusal = Refusal::Limited { retry_after };
-                    state.answer(deferred, number, Outcome::Refused(refusal.into()));
-                }
-            }
+            state.serve_booked(deferred, number, now);
             state.end_wait(number, is_slow, timeout, now);
             state.end_behind_pause(deferred, number, now);
             let Some(entry) = state.entries.get_mut(&number) else {
@@ -164,7 +144,7 @@ impl Ticket {
                 state.give_back(predicted);
             }
             let entry = state.entries.remove(&number)?;
-            let position = entry.position(number);
+            state.in_line.drop_undecided(number, &entry);
             deferred.wakers.extend(entry.waker);
             match entry.stage {
                 Stage::Answered(Outcome::Granted(granted)) => Some(granted),
@@ -173,14 +153,6 @@ impl Ticket {
                     state.booked.remove(bounds::sum(&entry.asked.costs));
                     state.serve_class(deferred, &class, now);
                     Some(Granted { reply, waited: Duration::ZERO, due })
-                }
-                Stage::InLine => {
-                    state.in_line.remove(position);
-                    None
-                }
-                Stage::Sent if entry.was_held => {
-                    state.in_line.drop_left(bounds::sum(&entry.asked.costs));
-                    None
                 }
                 _ => None,
             }
@@ -212,10 +184,7 @@ impl Drop for Ticket {
         let _gone = self.line.visit(|state, deferred, now| {
             state.unbook(deferred, number, now);
             let mut entry = state.entries.remove(&number)?;
-            state.in_line.remove(entry.position(number));
-            if matches!(entry.stage, Stage::Sent) && entry.was_held {
-                state.in_line.drop_left(bounds::sum(&entry.asked.costs));
-            }
+            state.in_line.drop_undecided(number, &entry);
             if let Stage::Answered(Outcome::Granted(granted)) =
                 std::mem::replace(&mut entry.stage, Stage::Sent)
                 && granted.reply.answer == Answer::Done
