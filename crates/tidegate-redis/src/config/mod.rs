@@ -431,27 +431,20 @@ impl LimiterConfig {
         if self.in_use.is_some() {
             return Err(bad("in_use", "left out of limits of each key over a store"));
         }
-        let limits = self.limits.iter().cloned();
-        let builder = store.keyed(self.tag()?);
-        let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
-        Ok(if self.leased { builder.leased() } else { builder })
+        self.limiter_builder(store).map(KeyedBuilder)
     }
 
     fn build_local(&self) -> Result<AnyLimiter, BuildError> {
         if let Some(limit) = self.in_use {
             let limit = CountingLimit::new(limit);
-            if let Observer(Some(events)) = &self.observer {
-                limit.observe(events.clone());
-            }
+            self.observer.0.iter().for_each(|events| _ = limit.observe(events.clone()));
             return Ok(limit.into());
         }
         let mut all: Option<AllOf> = None;
         for (name, limit) in &self.limits {
             let limiter = RateLimiter::new(AnyPolicy::try_from(limit.clone())?);
             if self.limits.len() == 1 && name == ONLY {
-                if let Observer(Some(events)) = &self.observer {
-                    limiter.observe(events.clone());
-                }
+                self.observer.0.iter().for_each(|events| _ = limiter.observe(events.clone()));
                 return Ok(limiter.into());
             }
             all = Some(match all {
@@ -460,9 +453,7 @@ impl LimiterConfig {
             });
         }
         let all = all.ok_or(BuildError::NoLimit)?;
-        if let Observer(Some(events)) = &self.observer {
-            all.observe(events.clone());
-        }
+        self.observer.0.iter().for_each(|events| _ = all.observe(events.clone()));
         Ok(all.into())
     }
 

@@ -116,7 +116,7 @@ impl Drop for Keyed {
 /// A builder of a [`StoreKeyedLimiter`]: its limits and settings.
 #[derive(Clone, Debug)]
 #[must_use = "limits do nothing until the limiter is built"]
-pub struct KeyedBuilder(LimiterBuilder);
+pub struct KeyedBuilder(pub(crate) LimiterBuilder);
 
 impl Store {
     /// Returns a builder of limits for each key: a user, a tenant, an address. The tag is the
