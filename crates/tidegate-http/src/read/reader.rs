@@ -116,19 +116,13 @@ impl Reader {
         let numbers = self.numbers.or(vendor.map(Vendor::numbers)).unwrap_or_default();
         let clock = Clock::of(text(DATE), numbers);
 
-        let mut groups = Groups::new(clock);
-        let mut limits = Vec::new();
-        let mut retry_after: Option<When> = None;
-        let mut plain_retry = true;
-        let mut wait = None;
-        let (mut marked, mut is_global, mut allowed) = (false, false, false);
-        let (mut reason, mut scope) = (None, None);
+        let (mut groups, mut limits, mut signs) = (Groups::new(clock), Vec::new(), Signs::default());
         let mut names = 0;
         for (header, value) in headers {
             // Bytes that are not text are ignored.
             let Some(value) = text_of(value).filter(|v| v.len() <= LONGEST_VALUE) else { continue };
             limits.extend(usage::limits(header.as_str(), value));
-            marked |= is_mark(header.as_str(), value);
+            signs.marked |= is_mark(header.as_str(), value);
             if names == MAX_NAMES && header != RETRY_AFTER {
                 continue;
             }
@@ -139,53 +133,30 @@ impl Reader {
             let is_header = |name: &str| headers.contains_key(name);
             let Some(name) = Name::parse(header.as_str(), &is_header) else { continue };
             names += 1;
-            match name.field {
-                Field::Retry => {
-                    plain_retry &= name.unit.is_none() && value.trim().bytes().all(|b| b.is_ascii_digit());
-                    for when in retries(clock, value, name.unit.unwrap_or(SECOND)) {
-                        retry_after = Some(retry_after.map_or(when, |before| longer(before, when)));
-                    }
-                }
-                Field::Wait => {
-                    let unit = name.unit.unwrap_or(SECOND);
-                    wait = wait.or(clock.retry_after(value, unit).filter(|w| *w != When::In(Duration::ZERO)));
-                }
-                Field::Mark if is_true(value) => {
-                    marked = true;
-                    is_global |= header.as_str().ends_with("-global");
-                    reason =
-                        reason.or_else(|| Some(value.to_owned()).filter(|v| v != "true" && v.len() <= 128));
-                }
-                Field::Mark => allowed |= value.trim().starts_with("allowed"),
-                field => {
-                    if field == Field::Scope && value.len() <= 128 {
-                        scope = scope.or_else(|| Some(value.trim().to_owned()));
-                    }
-                    groups.add(name, value);
-                }
+            signs.note(header.as_str(), &name, value, clock);
+            if !matches!(name.field, Field::Retry | Field::Wait | Field::Mark) {
+                groups.add(name, value);
             }
         }
+        let Signs { mut retry_after, other_retry, wait, marked, allowed, is_global, reason, scope } = signs;
         let (mut found, overall) = groups.finish(retry_after);
         limits.append(&mut found);
         limits.truncate(MAX_LIMITS);
-        if plain_retry {
+        if !other_retry {
             retry_after = retry_after.map(|when| by_the_resets(when, &limits));
         }
 
-        // A scope that a header names takes precedence.
-        let scope = scope.or_else(|| is_global.then(|| "global".to_owned()));
         let used_up = limits.iter().any(ServerLimit::is_used_up);
+        let has_sign = retry_after.is_some() || used_up || marked;
         let refused = match status.as_u16() {
             420 | 429 => true,
-            400 | 403 | 503 | 529 => retry_after.is_some() || used_up || marked,
+            400 | 403 | 503 | 529 => has_sign,
             // Qualys refuses in this way. A 409 conflict of another API has no such wait.
             409 => wait.is_some() && used_up,
             418 => retry_after.is_some(),
             // A gRPC call: RESOURCE_EXHAUSTED, which is also the status of a message that is too
             // long, or UNAVAILABLE.
-            200 if matches!(text(GRPC_STATUS), Some("8" | "14")) => {
-                retry_after.is_some() || used_up || marked
-            }
+            200 if matches!(text(GRPC_STATUS), Some("8" | "14")) => has_sign,
             _ => false,
         };
         if refused {
@@ -211,9 +182,55 @@ impl Reader {
             retry_after,
             refused,
             reason,
-            scope,
+            // A scope that a header names takes precedence.
+            scope: scope.or_else(|| is_global.then(|| "global".to_owned())),
             trusted: !cached && !redirect,
             back_off,
+        }
+    }
+}
+
+/// What the headers say of a refusal, besides the limits.
+#[derive(Default)]
+struct Signs {
+    retry_after: Option<When>,
+    /// Whether a header with this meaning has a unit in its name, or a value that is no number.
+    other_retry: bool,
+    wait: Option<When>,
+    /// A header says that a limit refused the request.
+    marked: bool,
+    /// A header says that the request was allowed.
+    allowed: bool,
+    is_global: bool,
+    reason: Option<String>,
+    scope: Option<String>,
+}
+
+impl Signs {
+    fn note(&mut self, header: &str, name: &Name, value: &str, clock: Clock) {
+        let unit = name.unit.unwrap_or(SECOND);
+        match name.field {
+            Field::Retry => {
+                self.other_retry |= name.unit.is_some() || !value.trim().bytes().all(|b| b.is_ascii_digit());
+                for when in retries(clock, value, unit) {
+                    self.retry_after = Some(self.retry_after.map_or(when, |before| longer(before, when)));
+                }
+            }
+            Field::Wait => {
+                let wait = clock.retry_after(value, unit).filter(|w| *w != When::In(Duration::ZERO));
+                self.wait = self.wait.or(wait);
+            }
+            Field::Mark if is_true(value) => {
+                self.marked = true;
+                self.is_global |= header.ends_with("-global");
+                let reason = || Some(value.to_owned()).filter(|v| v != "true" && v.len() <= 128);
+                self.reason = self.reason.take().or_else(reason);
+            }
+            Field::Mark => self.allowed |= value.trim().starts_with("allowed"),
+            Field::Scope if value.len() <= 128 => {
+                self.scope.get_or_insert_with(|| value.trim().to_owned());
+            }
+            _ => {}
         }
     }
 }
