@@ -274,30 +274,36 @@ impl Ledger {
         if !is_late {
             self.apply_report(&mut state, now, reply);
         }
-        if matches!(reply.answer, Answer::Predicted | Answer::Resumed) {
-            // No lease is booked in a pause, nor while requests in the queue of the store wait for
-            // its end. The queued requests move to that queue.
-            let paused_for = reply.paused_for();
-            state.not_before = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
-            state.is_hopeless = false;
-            // Bookings in flight end, too: they would serve later requests.
-            state.generation += 1;
-            return Outcome::Failed;
-        }
-        if reply.answer != Answer::Done {
-            if is_late {
-                return Outcome::Refused;
+        match reply.answer {
+            Answer::Done => self.booked(&mut state, now, order, reply),
+            Answer::Predicted | Answer::Resumed => {
+                // No lease is booked in a pause, nor while requests in the queue of the store wait
+                // for its end. The queued requests move to that queue.
+                let paused_for = reply.paused_for();
+                state.not_before = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
+                state.is_hopeless = false;
+                // Bookings in flight end, too: they would serve later requests.
+                state.generation += 1;
+                Outcome::Failed
             }
-            if order.longest < Duration::MAX {
+            Answer::Refused | Answer::Shadow if is_late => Outcome::Refused,
+            Answer::Refused | Answer::Shadow if order.longest < Duration::MAX => {
                 self.refused(&mut state, now);
-                return Outcome::Refused;
+                Outcome::Refused
             }
-            // The booking has no maximum wait and was refused, so its permits can never be had.
-            state.leave_to_store(now);
-            return Outcome::Failed;
+            Answer::Refused | Answer::Shadow => {
+                // The booking has no maximum wait, so its permits can never be had.
+                state.leave_to_store(now);
+                Outcome::Failed
+            }
         }
+    }
+
+    /// Adds the pieces of a booking that was made.
+    fn booked(&self, state: &mut State, now: Nanos, order: &Order, reply: &Reply) -> Outcome {
+        let is_late = order.generation != state.generation;
         let took = now.saturating_since(order.sent).as_duration();
-        self.note_booking(&mut state, now, took, reply);
+        self.note_booking(state, now, took, reply);
         let is_overloaded = now < state.overloaded_till;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
