@@ -104,28 +104,7 @@ impl Terms {
                 Ok(bucket("bucket", *rate, policy.numbers(config)?))
             }
             PolicyConfig::LeakyBucket { rate, nodelay, capacity, max_wait, .. } => {
-                let nodelay = nodelay.unwrap_or(0).min(capacity.unwrap_or(u32::MAX));
-                let policy = BucketPolicy {
-                    rate: *rate,
-                    burst: nodelay.saturating_add(1),
-                    start_with: None,
-                    steps: None,
-                    tolerance: Duration::ZERO,
-                    mode: BucketMode::Stretches,
-                };
-                let numbers = policy.numbers(config)?;
-                let (refill, price) = (numbers.refill, numbers.price);
-                let longest = match capacity {
-                    None => *max_wait,
-                    // Nothing leaves the queue, so no request waits.
-                    Some(_) if refill == 0 => Some(Duration::ZERO),
-                    Some(capacity) => {
-                        let water = i128::from(capacity - nodelay) * i128::from(price);
-                        let micros = (water + i128::from(refill) - 1) / i128::from(refill);
-                        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
-                    }
-                };
-                Ok(Terms { longest, ..bucket("leaky", *rate, numbers) })
+                leaky(config, *rate, *nodelay, *capacity, *max_wait)
             }
             PolicyConfig::SmoothBursty { rate, max_burst, start_full, .. } => {
                 bursty(config, *rate, max_burst.unwrap_or(Duration::from_secs(1)), *start_full)
@@ -252,6 +231,37 @@ fn bucket(ending: &'static str, rate: Rate, numbers: BucketNumbers) -> Terms {
     };
     let ending = ending.into();
     Terms { ending, numbers: Numbers::Bucket(numbers), largest, limit, longest: None, rate }
+}
+
+fn leaky(
+    config: &PolicyConfig,
+    rate: Rate,
+    nodelay: Option<u32>,
+    capacity: Option<u32>,
+    max_wait: Option<Duration>,
+) -> Result<Terms, BuildError> {
+    let nodelay = nodelay.unwrap_or(0).min(capacity.unwrap_or(u32::MAX));
+    let policy = BucketPolicy {
+        rate,
+        burst: nodelay.saturating_add(1),
+        start_with: None,
+        steps: None,
+        tolerance: Duration::ZERO,
+        mode: BucketMode::Stretches,
+    };
+    let numbers = policy.numbers(config)?;
+    let (refill, price) = (numbers.refill, numbers.price);
+    let longest = match capacity {
+        None => max_wait,
+        // Nothing leaves the queue, so no request waits.
+        Some(_) if refill == 0 => Some(Duration::ZERO),
+        Some(capacity) => {
+            let water = i128::from(capacity - nodelay) * i128::from(price);
+            let micros = (water + i128::from(refill) - 1) / i128::from(refill);
+            Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+        }
+    };
+    Ok(Terms { longest, ..bucket("leaky", rate, numbers) })
 }
 
 /// The time in which `units` units accrue, in microseconds.
