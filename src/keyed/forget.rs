@@ -289,8 +289,8 @@ where
 
     /// Returns all shards, from `first` on.
     fn all_from(&self, first: usize) -> impl Iterator<Item = &Locked<K, P, C>> {
-        let (before, deferred) = self.shards.split_at(first % self.shards.len());
-        deferred.iter().chain(before)
+        let (before, behind) = self.shards.split_at(first % self.shards.len());
+        behind.iter().chain(before)
     }
 
     /// Forgets all fresh keys, and frees memory.
