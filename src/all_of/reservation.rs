@@ -89,8 +89,15 @@ impl<C: Timer> AllReservation<C> {
         self.claimed = Some(charge.unwrap_or_default());
     }
 
-    fn blame(&self, refusal: Refusal) -> AllRefusal {
-        blame(&self.pending.shared, self.pending.ask(), refusal)
+    /// Returns the result of the wait, and keeps what was granted.
+    fn answer(&mut self, answer: Result<Receipt<AllCharge>, Refusal>) -> Result<Duration, AllRefusal> {
+        match answer {
+            Ok(Receipt { waited, granted }) => {
+                self.keep(granted);
+                Ok(waited.as_duration())
+            }
+            Err(refusal) => Err(blame(&self.pending.shared, self.pending.ask(), refusal)),
+        }
     }
 
     /// Returns how long until the reservation is due, if nothing changes; zero if it is due or was
@@ -128,13 +135,8 @@ impl<C: Timer> AllReservation<C> {
         if self.claimed.is_some() {
             return Ok(Duration::ZERO);
         }
-        match blocking::acquire(&mut self.pending) {
-            Ok(Receipt { waited, granted }) => {
-                self.keep(granted);
-                Ok(waited.as_duration())
-            }
-            Err(refusal) => Err(self.blame(refusal)),
-        }
+        let answer = blocking::acquire(&mut self.pending);
+        self.answer(answer)
     }
 
     /// Settles the reservation by the numbers of permits that were really used of the members with
@@ -249,13 +251,8 @@ impl<C: Timer> Future for AllReservation<C> {
         if this.claimed.is_some() {
             return Poll::Ready(Ok(Duration::ZERO));
         }
-        Poll::Ready(match ready!(this.pending.poll(Poller::Task(context.waker()))) {
-            Ok(Receipt { waited, granted }) => {
-                this.keep(granted);
-                Ok(waited.as_duration())
-            }
-            Err(refusal) => Err(this.blame(refusal)),
-        })
+        let answer = ready!(this.pending.poll(Poller::Task(context.waker())));
+        Poll::Ready(this.answer(answer))
     }
 }
 
