@@ -168,7 +168,7 @@ impl Set {
         costs: &[Cost],
         before: &[Vec<u8>],
         deadline: Deadline,
-        answer: impl FnOnce(Result<Reply, Away>) + Send + 'static,
+        callback: impl FnOnce(Result<Reply, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
         let limits = self.members.len();
@@ -190,7 +190,7 @@ impl Set {
                 if let (Some(known), Ok(reply)) = (known, &reply) {
                     known.reported(pauses.unwrap_or_else(|| known.messages()), reply.paused_for());
                 }
-                answer(reply);
+                callback(reply);
             },
         )
     }
@@ -209,10 +209,10 @@ impl Set {
         cmd: Cmd,
         requests: usize,
         deadline: Deadline,
-        answer: impl FnOnce(Result<Vec<Reply>, Away>) + Send + 'static,
+        callback: impl FnOnce(Result<Vec<Reply>, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         let limits = self.members.len();
-        self.carry_out(cmd, deadline, move |value| Reply::read_all(value, requests, limits), answer)
+        self.carry_out(cmd, deadline, move |value| Reply::read_all(value, requests, limits), callback)
     }
 
     fn parts<'a>(&'a self, costs: &[Cost], before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
@@ -229,7 +229,7 @@ impl Set {
         cmd: Cmd,
         mut deadline: Deadline,
         read: impl FnOnce(Value) -> Option<T> + Send + 'static,
-        answer: impl FnOnce(Result<T, Away>) + Send + 'static,
+        callback: impl FnOnce(Result<T, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         // Relaxed: calls of threads that do not wait for each other have no order.
         deadline.gives_way |= self.giving_way.load(Ordering::Relaxed) > 0;
@@ -238,7 +238,7 @@ impl Set {
         self.store.send(cmd, self.script.clone(), deadline, move |outcome| {
             drop(giving_way);
             let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_invalid_reply()));
-            answer(outcome);
+            callback(outcome);
         })
     }
 

@@ -126,14 +126,14 @@ impl Cluster {
             asked.spawn(async move {
                 let mut cmd = redis::cmd("CLUSTER");
                 cmd.arg("SLOTS");
-                let answer = server.attempt(&cmd, false, &Sent::default()).await;
-                answer.map(|value| ranges(value, &host)).map_err(|(_, failure)| failure)
+                let reply = server.attempt(&cmd, false, &Sent::default()).await;
+                reply.map(|value| ranges(value, &host)).map_err(|(_, failure)| failure)
             });
         }
         let mut last = Failure::NotRun("no server of the cluster reported its slots".into());
         let first = async {
-            while let Some(answer) = asked.join_next().await {
-                match answer {
+            while let Some(reply) = asked.join_next().await {
+                match reply {
                     Ok(Ok(ranges)) if !ranges.is_empty() => return Some(ranges),
                     Ok(Err(failure)) => last = failure,
                     _ => {}

@@ -30,7 +30,7 @@ pub(crate) struct Link {
 }
 
 /// The reply to a call that was sent.
-pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>;
+pub(crate) type PendingReply = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>;
 
 /// The library's future, which writes calls and reads replies.
 type Driver = driver::Driver<Pin<Box<dyn Future<Output = ()> + Send>>>;
@@ -106,25 +106,25 @@ impl Link {
 
     /// Sends a call on this thread. The waker is woken when its reply arrives. Returns `None` if
     /// the call is not sent because another thread is at work or the connection is closed.
-    pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
-        let (answer, poll) = self.driver.send(|| {
+    pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<PendingReply> {
+        let (reply, poll) = self.driver.send(|| {
             let mut link = self.clone();
-            let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
+            let mut reply: PendingReply = Box::pin(async move { link.call(&cmd).await });
             // The future runs without a cooperative budget: the budget of the calling task might
             // end here, and its runtime might resume the task at any time.
-            let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
-            (answer, poll)
+            let poll = pin!(coop::unconstrained(reply.as_mut())).poll(&mut Context::from_waker(waker));
+            (reply, poll)
         })?;
         // A reply before the future was polled further means a closed connection.
-        poll.is_pending().then_some(answer)
+        poll.is_pending().then_some(reply)
     }
 
     /// Sends a call that a cluster server may carry out for a slot that it is about to get.
     pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(cmd.clone());
-        let mut answers = self.connection.send_packed_commands(&both, 0, 2).await?;
-        answers.pop().unwrap_or(Value::Nil).extract_error()
+        let mut replies = self.connection.send_packed_commands(&both, 0, 2).await?;
+        replies.pop().unwrap_or(Value::Nil).extract_error()
     }
 
     /// Tests whether scripts run and may do what limiters need, with this key or without one.
@@ -226,14 +226,14 @@ mod tests {
             .set_redis_settings(redis::RedisConnectionInfo::default().set_skip_set_lib_name());
         let (client, mut server) = tokio::io::duplex(4096);
         let mut link = Link::over(&node, client).await.unwrap_or_else(|_| panic!("no connection"));
-        let answers = async {
+        let replies = async {
             _ = server.read(&mut [0; 4096]).await;
             server.write_all(reply).await.expect("an open connection");
             drop(server);
         };
         let ping = redis::cmd("PING");
-        let (answer, ()) = tokio::join!(link.call(&ping), answers);
-        answer.expect_err("an error")
+        let (reply, ()) = tokio::join!(link.call(&ping), replies);
+        reply.expect_err("an error")
     }
 
     #[tokio::test]

@@ -181,7 +181,7 @@ impl Servers {
             };
             sent.leads_to(&server, timeout).map_err(NoReply::Rests)?;
             let texts = server.texts_sent.load(Ordering::Relaxed);
-            let mut answer = match begun {
+            let mut reply = match begun {
                 Some(begun) => server.begun(begun, sent).await,
                 None => {
                     // Calls that will try the hash once more go first.
@@ -192,7 +192,7 @@ impl Servers {
                     server.attempt(by_hash, asking, sent).await
                 }
             };
-            if matches!(&answer, Err((Meaning::NoScript, _))) {
+            if matches!(&reply, Err((Meaning::NoScript, _))) {
                 // One call at a time sends the text. The calls behind it try the hash once more, in
                 // their order.
                 let _turn = server.turn();
@@ -202,10 +202,10 @@ impl Servers {
                     retried_hash = true;
                     continue;
                 }
-                answer = server.attempt(&script.by_text(by_hash), asking, sent).await;
+                reply = server.attempt(&script.by_text(by_hash), asking, sent).await;
                 *last = server.texts_sent.fetch_add(1, Ordering::Relaxed) + 1;
             }
-            let (meaning, failure) = match answer {
+            let (meaning, failure) = match reply {
                 Ok(value) => return Ok(value),
                 Err(failed) => failed,
             };

@@ -44,7 +44,7 @@ struct Attempt {
     /// The number of the connection, if there is one.
     number: Option<u64>,
     /// The number of replies of the server when the call was first sent on this connection.
-    answers: u64,
+    replies: u64,
     /// Whether the call waited for the connection, and so had less than its whole time for a reply.
     is_new: bool,
     has_left: bool,
@@ -52,8 +52,8 @@ struct Attempt {
 
 impl Attempt {
     fn new(server: &Arc<Server>, admission: Admission) -> Attempt {
-        let (at, answers) = (Admitted::new(server, admission), server.answers());
-        Attempt { at, began: Instant::now(), number: None, answers, is_new: true, has_left: false }
+        let (at, replies) = (Admitted::new(server, admission), server.replies());
+        Attempt { at, began: Instant::now(), number: None, replies, is_new: true, has_left: false }
     }
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct LastAttempt {
     pub(crate) admission: Admission,
     pub(crate) began: Instant,
     /// The number of replies of the server when the attempt began.
-    pub(crate) answers: u64,
+    pub(crate) replies: u64,
 }
 
 impl Sent {
@@ -104,10 +104,10 @@ impl Sent {
     }
 
     /// Notes that the call leaves over the connection of this number.
-    pub(super) fn by(&self, number: u64, answers: u64, is_new: bool) {
+    pub(super) fn by(&self, number: u64, replies: u64, is_new: bool) {
         if let Some(last) = &mut lock(&self.0).last {
             if last.number != Some(number) {
-                (last.number, last.answers, last.is_new) = (Some(number), answers, is_new);
+                (last.number, last.replies, last.is_new) = (Some(number), replies, is_new);
             }
             last.has_left = true;
         }
@@ -122,11 +122,11 @@ impl Sent {
 
     pub(crate) fn last(&self) -> Option<LastAttempt> {
         let state = lock(&self.0);
-        state.last.as_ref().map(|Attempt { at, began, answers, .. }| LastAttempt {
+        state.last.as_ref().map(|Attempt { at, began, replies, .. }| LastAttempt {
             server: at.server.clone(),
             admission: at.admission,
             began: *began,
-            answers: *answers,
+            replies: *replies,
         })
     }
 
@@ -147,8 +147,8 @@ impl Sent {
     /// server that is gone. Returns whether the call has been sent.
     pub(crate) fn give_up(&self, was_long: bool) -> bool {
         let state = lock(&self.0);
-        let Some(Attempt { at, number, answers, is_new, has_left, .. }) = &state.last else { return false };
-        if was_long && !is_new && at.server.answers() == *answers {
+        let Some(Attempt { at, number, replies, is_new, has_left, .. }) = &state.last else { return false };
+        if was_long && !is_new && at.server.replies() == *replies {
             number.iter().for_each(|number| at.server.forget(*number));
             at.server.is_suspect.store(true, Ordering::Relaxed);
         }

@@ -59,8 +59,8 @@ impl Sentinels {
             let deadline = Instant::now() + ANSWER;
             match in_time(deadline, self.address_by(&self.sentinels[i])).await {
                 Ok((host, port)) => {
-                    let answer = in_time(deadline, self.primary_at(&host, port)).await;
-                    (true, rank, i, answer.map(|link| (link, (host, port))))
+                    let reply = in_time(deadline, self.primary_at(&host, port)).await;
+                    (true, rank, i, reply.map(|link| (link, (host, port))))
                 }
                 Err(failure) => (false, rank, i, Err(failure)),
             }
@@ -70,10 +70,10 @@ impl Sentinels {
         if !matches!(alone, Some((.., Ok(_)))) {
             asked.extend((1..count).map(ask));
         }
-        let mut answers = pin!(stream::iter(alone).chain(asked));
+        let mut replies = pin!(stream::iter(alone).chain(asked));
         let mut failed = Vec::new();
-        while let Some((is_of_primary, rank, i, answer)) = answers.next().await {
-            match answer {
+        while let Some((is_of_primary, rank, i, reply)) = replies.next().await {
+            match reply {
                 Ok((link, primary)) => {
                     self.first.store(i, Ordering::Relaxed);
                     *lock(&self.primary) = primary;
@@ -145,16 +145,16 @@ fn most_telling(failed: Vec<(bool, usize, Failure)>) -> Failure {
 
 async fn in_time<T>(
     deadline: Instant,
-    answer: impl Future<Output = Result<T, Failure>>,
+    reply: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not answer".into()));
-    tokio::time::timeout_at(deadline, answer).await.unwrap_or_else(silent)
+    tokio::time::timeout_at(deadline, reply).await.unwrap_or_else(silent)
 }
 
 async fn ask<T: FromRedisValue>(link: &mut Link, cmd: &Cmd) -> Result<Option<T>, Failure> {
-    let answer = link.call(cmd).await.map_err(|error| of_connecting(&error))?;
+    let reply = link.call(cmd).await.map_err(|error| of_connecting(&error))?;
     let unread = |_| Failure::NotRun("an answer that makes no sense".into());
-    Option::<T>::from_redis_value(answer).map_err(unread)
+    Option::<T>::from_redis_value(reply).map_err(unread)
 }
 
 #[cfg(test)]

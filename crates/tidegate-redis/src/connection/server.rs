@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::attempt::Attempts;
 use super::congestion::Congestion;
 use super::failure::{Failure, Meaning, meaning, redacted_text};
-use super::link::Answer;
+use super::link::PendingReply;
 use super::sent::Sent;
 use super::wire::{Connection, Wire};
 use crate::breaker::{Breaker, next_rest};
@@ -55,7 +55,7 @@ pub(crate) struct Server {
     /// The number of calls that wait for their turn to lock one of these.
     turns: AtomicUsize,
     /// The number of replies of the server, error replies included.
-    answers: AtomicU64,
+    replies: AtomicU64,
     /// The number of texts that the server was sent.
     pub(super) texts_sent: AtomicU64,
     /// In a cluster: whether another server may have its slots by now.
@@ -80,21 +80,21 @@ pub(crate) struct SentCall {
     /// The number of the connection.
     number: u64,
     /// The number of replies of the server before the call.
-    answers: u64,
-    answer: Answer,
+    replies: u64,
+    reply: PendingReply,
 }
 
 impl SentCall {
     /// Returns the reply of the server, if it has arrived and is not an error.
     pub(crate) fn reply(&mut self, context: &mut Context<'_>) -> Option<Value> {
-        let Poll::Ready(answer) = self.answer.as_mut().poll(context) else { return None };
-        match answer {
+        let Poll::Ready(reply) = self.reply.as_mut().poll(context) else { return None };
+        match reply {
             Ok(value) => {
-                self.server.answers.fetch_add(1, Ordering::Relaxed);
+                self.server.replies.fetch_add(1, Ordering::Relaxed);
                 Some(value)
             }
             Err(error) => {
-                self.answer = Box::pin(std::future::ready(Err(error)));
+                self.reply = Box::pin(std::future::ready(Err(error)));
                 None
             }
         }
@@ -123,8 +123,8 @@ impl Server {
     }
 
     /// The number of replies of the server, error replies included.
-    pub(crate) fn answers(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
+    pub(crate) fn replies(&self) -> u64 {
+        self.replies.load(Ordering::Relaxed)
     }
 
     fn current(&self) -> Option<(u64, Connection)> {
@@ -219,9 +219,9 @@ impl Server {
     /// woken when there is a reply.
     pub(super) fn begin(self: &Arc<Server>, cmd: Arc<Cmd>, waker: &Waker) -> Option<SentCall> {
         let (number, connection) = self.current().filter(|_| !lock(&self.breaker).is_open())?;
-        let (at, answers) = (Instant::now(), self.answers());
-        let answer = connection.send(cmd, waker)?;
-        Some(SentCall { server: self.clone(), at, number, answers, answer })
+        let (at, replies) = (Instant::now(), self.replies());
+        let reply = connection.send(cmd, waker)?;
+        Some(SentCall { server: self.clone(), at, number, replies, reply })
     }
 
     /// Returns the outcome of a call that was sent. If it failed, also returns what the failure
@@ -231,9 +231,9 @@ impl Server {
         begun: SentCall,
         sent: &Sent,
     ) -> Result<Value, (Meaning, Failure)> {
-        let SentCall { number, answers, answer, .. } = begun;
-        sent.by(number, answers, false);
-        self.outcome(number, answer.await, sent)
+        let SentCall { number, replies, reply, .. } = begun;
+        sent.by(number, replies, false);
+        self.outcome(number, reply.await, sent)
     }
 
     /// Sends a call once. If it fails, also returns what the failure means.
@@ -250,32 +250,32 @@ impl Server {
             Err(failure @ Failure::Misconfigured(_)) => return Err((Meaning::Misconfigured, failure)),
             Err(failure) => return Err((Meaning::NotConnected, failure)),
         };
-        sent.by(number, self.answers(), is_new);
-        let answer = match asking {
+        sent.by(number, self.replies(), is_new);
+        let reply = match asking {
             true => Box::pin(connection.call_asking(cmd)).await,
             false => connection.call(cmd).await,
         };
-        self.outcome(number, answer, sent)
+        self.outcome(number, reply, sent)
     }
 
     /// Interprets a reply on a connection.
     fn outcome(
         &self,
         number: u64,
-        answer: Result<Value, RedisError>,
+        reply: Result<Value, RedisError>,
         sent: &Sent,
     ) -> Result<Value, (Meaning, Failure)> {
         sent.withdraw();
-        let error = match answer {
+        let error = match reply {
             Ok(value) => {
-                self.answers.fetch_add(1, Ordering::Relaxed);
+                self.replies.fetch_add(1, Ordering::Relaxed);
                 return Ok(value);
             }
             Err(error) => error,
         };
         let meaning = meaning(&error);
         if meaning != Meaning::Lost {
-            self.answers.fetch_add(1, Ordering::Relaxed);
+            self.replies.fetch_add(1, Ordering::Relaxed);
         }
         if matches!(meaning, Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis) {
             self.forget(number);

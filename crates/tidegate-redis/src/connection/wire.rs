@@ -7,7 +7,7 @@ use redis::{Cmd, RedisError, Value};
 
 use super::address::Node;
 use super::failure::Failure;
-use super::link::{Answer, Link};
+use super::link::{Link, PendingReply};
 use super::sentinel::Sentinels;
 
 /// Makes connections to one server.
@@ -79,7 +79,7 @@ impl Connection {
     }
 
     /// Sends a call on this thread, like [`Link::send`].
-    pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
+    pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<PendingReply> {
         match self {
             Connection::Client(link) => link.send(cmd, waker),
             #[cfg(feature = "simulation")]

@@ -76,7 +76,7 @@ pub(super) struct Call {
     begun: Option<SentCall>,
     /// When the call came, by the system clock. Time may be paused on the thread that sent it.
     came: std::time::Instant,
-    answer: PendingCallback,
+    callback: PendingCallback,
 }
 
 pub(super) type Callback = Box<dyn FnOnce(Result<Value, Away>) + Send>;
@@ -84,7 +84,7 @@ pub(super) type Callback = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 /// The callback that a call owes its outcome. Dropped without an outcome, it reports that the store
 /// is away.
 struct PendingCallback {
-    answer: Option<Callback>,
+    callback: Option<Callback>,
     shared: Arc<Shared>,
     /// Whether the call may have been carried out.
     is_sent: bool,
@@ -93,16 +93,16 @@ struct PendingCallback {
 }
 
 impl PendingCallback {
-    fn answer(mut self, outcome: Result<Value, Away>) {
+    fn run(mut self, outcome: Result<Value, Away>) {
         self.run_callback(|_| outcome);
     }
 
     fn run_callback(&mut self, outcome: impl FnOnce(&PendingCallback) -> Result<Value, Away>) {
-        if let Some(answer) = self.answer.take() {
+        if let Some(callback) = self.callback.take() {
             let outcome = outcome(self);
             // The callback may wake a task. A panic in a user's waker must not end the task that
             // makes all calls.
-            _ = catch_unwind(AssertUnwindSafe(|| answer(outcome)));
+            _ = catch_unwind(AssertUnwindSafe(|| callback(outcome)));
         }
     }
 }
@@ -116,18 +116,18 @@ impl Drop for PendingCallback {
 
 /// A call that is not made. Dropping this runs its callback, which the caller does outside its
 /// locks.
-#[must_use = "it answers when it is dropped"]
+#[must_use = "its callback runs when it is dropped"]
 pub(crate) struct Unsent {
-    answer: Option<PendingCallback>,
+    callback: Option<PendingCallback>,
     /// Too many calls are in flight.
     is_busy: bool,
 }
 
 impl Drop for Unsent {
     fn drop(&mut self) {
-        if let Some(owed) = self.answer.take_if(|_| self.is_busy) {
+        if let Some(owed) = self.callback.take_if(|_| self.is_busy) {
             let skipped = owed.shared.skip(Duration::ZERO);
-            owed.answer(Err(skipped));
+            owed.run(Err(skipped));
         }
     }
 }
@@ -164,7 +164,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                             is_watching = calls.check_quiet();
                             next_check.set(tokio::time::sleep(soon));
                         }
-                        if let Some(call) = shared.answer_at_once(context, call) {
+                        if let Some(call) = shared.complete_at_once(context, call) {
                             running.push(shared.clone().make(call));
                         }
                     }
@@ -224,13 +224,14 @@ impl Shared {
         by_hash: Cmd,
         script: Arc<Script>,
         deadline: Deadline,
-        answer: Callback,
+        callback: Callback,
     ) -> Option<Unsent> {
         let (shared, message) = (self.clone(), PendingMessage::new(&self.pending));
-        let mut answer = PendingCallback { answer: Some(answer), shared, is_sent: false, _message: message };
+        let mut callback =
+            PendingCallback { callback: Some(callback), shared, is_sent: false, _message: message };
         let (in_flight, before) = InFlight::new(self, deadline.must_send);
         if !deadline.must_send && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MAX_CALLS {
-            return Some(Unsent { answer: Some(answer), is_busy: true });
+            return Some(Unsent { callback: Some(callback), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
         // Only a call that is alone in flight is written on this thread. A call that comes while
@@ -241,10 +242,10 @@ impl Shared {
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
         let came = begun.as_ref().map_or_else(std::time::Instant::now, |begun| begun.at);
-        answer.is_sent = is_sent;
-        let call = Work::Call(Call { in_flight, deadline, by_hash, script, begun, came, answer });
+        callback.is_sent = is_sent;
+        let call = Work::Call(Call { in_flight, deadline, by_hash, script, begun, came, callback });
         match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
-            Err(Work::Call(call)) => Some(Unsent { answer: Some(call.answer), is_busy: false }),
+            Err(Work::Call(call)) => Some(Unsent { callback: Some(call.callback), is_busy: false }),
             _ => None,
         }
     }
@@ -258,7 +259,7 @@ impl Shared {
             let mut beat = clients::FIRST_BEAT;
             loop {
                 match call(clients.question(&script, key, None)).await {
-                    Ok(answer) => clients.answered(&answer, Instant::now()),
+                    Ok(reply) => clients.answered(&reply, Instant::now()),
                     Err(_) => clients.missed(),
                 }
                 if tokio::time::timeout(jittered(beat), clients.leaves.notified()).await.is_ok() {
@@ -275,31 +276,31 @@ impl Shared {
 
     /// Completes a call that was already sent, if its reply has arrived. Otherwise returns the
     /// call.
-    fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
+    fn complete_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
         let Some(begun) = &mut call.begun else { return Some(call) };
         let Some(value) = begun.reply(context) else { return Some(call) };
         let asked = Instant::from_std(begun.at);
         self.replied(&begun.server, asked);
         self.note_reply(&begun.server, Admission::Allow, asked);
-        let Call { in_flight, answer, .. } = call;
+        let Call { in_flight, callback, .. } = call;
         drop(in_flight);
-        answer.answer(Ok(value));
+        callback.run(Ok(value));
         None
     }
 
     /// Makes a call, and runs its callback.
     async fn make(self: Arc<Shared>, call: Call) {
-        let Call { in_flight, mut deadline, by_hash, script, begun, came, mut answer } = call;
+        let Call { in_flight, mut deadline, by_hash, script, begun, came, mut callback } = call;
         if begun.is_none() && !self.servers.is_model() {
             let passed = came.elapsed();
             for time in [&mut deadline.reply_within, &mut deadline.at_most] {
                 *time = if *time == Duration::MAX { *time } else { time.saturating_sub(passed) };
             }
         }
-        answer.is_sent = true;
+        callback.is_sent = true;
         let outcome = self.carry_out(deadline, &by_hash, &script, begun).await;
         drop(in_flight);
-        answer.answer(outcome);
+        callback.run(outcome);
     }
 
     /// Records the duration of a call.
@@ -390,23 +391,23 @@ impl Shared {
         };
         let asked = if begun.is_some() { came } else { Instant::now() };
         let sent = Sent::new(&server, admission);
-        let mut answers = server.answers();
+        let mut replies = server.replies();
         let mut call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout));
         // A cluster may lead the call to another server than `server`. The breaker of that server
         // then admits the call.
-        let mut last = LastAttempt { server: server.clone(), admission, began: asked, answers };
+        let mut last = LastAttempt { server: server.clone(), admission, began: asked, replies };
         let (outcome, before) = loop {
             let left = reply_within.saturating_sub(came.elapsed());
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
             if let Some(attempt) = sent.last()
                 && !Arc::ptr_eq(&attempt.server, &last.server)
             {
-                answers = attempt.answers;
+                replies = attempt.replies;
                 last = attempt;
             }
-            let before = std::mem::replace(&mut answers, last.server.answers());
+            let before = std::mem::replace(&mut replies, last.server.replies());
             // The replies to others may have come over a newer connection.
-            if outcome.is_ok() || answers == before || left <= self.timeout || sent.is_on_old_connection() {
+            if outcome.is_ok() || replies == before || left <= self.timeout || sent.is_on_old_connection() {
                 break (outcome, before);
             }
         };
@@ -416,20 +417,20 @@ impl Shared {
         let is_led = !Arc::ptr_eq(&last.server, &server);
         // A server that replied to others is not away. The remaining time of a call that queued, or
         // was redirected, may have been too short to judge the server.
-        let answered_others = answers != before && last.admission == Admission::Allow;
+        let replied_to_others = replies != before && last.admission == Admission::Allow;
         let was_long = match is_led {
             false => {
                 admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2
             }
             true => reply_within.saturating_sub(last.began - came) >= self.timeout / 2,
         };
-        let is_well = outcome.is_err() && (answered_others || !was_long);
+        let is_well = outcome.is_err() && (replied_to_others || !was_long);
         if outcome.is_err() {
-            if answered_others && !sent.is_on_old_connection() {
+            if replied_to_others && !sent.is_on_old_connection() {
                 if !is_led {
                     server.congestion.late(asked, self.timeout);
                 }
-            } else if was_long && !answered_others {
+            } else if was_long && !replied_to_others {
                 self.is_far.store(true, Ordering::Relaxed);
             }
         }

@@ -284,18 +284,18 @@ impl Store {
         by_hash: Cmd,
         script: Arc<Script>,
         deadline: Deadline,
-        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+        callback: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         #[cfg(test)]
-        let answer = {
+        let callback = {
             let pending = self.0.test.pending.clone();
             pending.fetch_add(1, Ordering::SeqCst);
             move |outcome| {
-                answer(outcome);
+                callback(outcome);
                 pending.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        self.0.shared.send(&self.0.calls, by_hash, script, deadline, Box::new(answer))
+        self.0.shared.send(&self.0.calls, by_hash, script, deadline, Box::new(callback))
     }
 
     /// Returns the number of calls to the store, by outcome.
@@ -448,7 +448,7 @@ impl Store {
         deadline: Deadline,
     ) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
-        drop(self.send(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
+        drop(self.send(by_hash, script, deadline, move |outcome| _ = sender.send(outcome)));
         receiver.await.unwrap_or(Err(Away::ENDED))
     }
 }

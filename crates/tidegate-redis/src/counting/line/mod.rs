@@ -263,7 +263,7 @@ impl Shared {
         &self,
         operation: Operation,
         deadline: Deadline,
-        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+        callback: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
         let pause = match operation {
@@ -273,7 +273,7 @@ impl Shared {
         };
         drop(self.store.send(cmd, self.script.clone(), deadline, move |outcome| {
             drop(pause);
-            answer(outcome);
+            callback(outcome);
         }));
     }
 
