@@ -391,41 +391,25 @@ impl Shared {
         };
         let asked = if begun.is_some() { came } else { Instant::now() };
         let sent = Sent::new(&server, admission);
-        let mut replies = server.replies();
-        let mut call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout));
-        // A cluster may lead the call to another server than `server`. The breaker of that server
-        // then admits the call.
-        let mut last = LastAttempt { server: server.clone(), admission, began: asked, replies };
-        let (outcome, before) = loop {
-            let left = reply_within.saturating_sub(came.elapsed());
-            let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
-            if let Some(attempt) = sent.last()
-                && !Arc::ptr_eq(&attempt.server, &last.server)
-            {
-                replies = attempt.replies;
-                last = attempt;
-            }
-            let before = std::mem::replace(&mut replies, last.server.replies());
-            // The replies to others may have come over a newer connection.
-            if outcome.is_ok() || replies == before || left <= self.timeout || sent.is_on_old_connection() {
-                break (outcome, before);
-            }
-        };
+        let first =
+            LastAttempt { server: server.clone(), admission, began: asked, replies: server.replies() };
+        let call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout));
+        let (outcome, last, has_replied) = self.outcome(call, &sent, first, came, reply_within).await;
         for (server, admission) in sent.redirected_by() {
             self.note_reply(&server, admission, asked);
         }
         let is_led = !Arc::ptr_eq(&last.server, &server);
         // A server that replied to others is not away. The remaining time of a call that queued, or
         // was redirected, may have been too short to judge the server.
-        let replied_to_others = replies != before && last.admission == Admission::Allow;
+        let replied_to_others = has_replied && last.admission == Admission::Allow;
         let was_long = match is_led {
             false => {
                 admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2
             }
             true => reply_within.saturating_sub(last.began - came) >= self.timeout / 2,
         };
-        let is_well = outcome.is_err() && (replied_to_others || !was_long);
-        if outcome.is_err() {
+        let is_well = outcome.is_none() && (replied_to_others || !was_long);
+        if outcome.is_none() {
             if replied_to_others && !sent.is_on_old_connection() {
                 if !is_led {
                     server.congestion.late(asked, self.timeout);
@@ -436,18 +420,48 @@ impl Shared {
         }
         drop(slot);
         let failure = match outcome {
-            Ok(Ok(value)) => {
+            Some(Ok(value)) => {
                 self.replied(&server, asked);
                 self.note_reply(&last.server, last.admission, asked);
                 return Ok(value);
             }
-            Ok(Err(NoReply::Rests(rest))) => return Err(self.skip(rest)),
-            Ok(Err(NoReply::Failed(failure))) => failure,
-            Err(_) if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
-            Err(_) => last.server.not_connected_in_time(),
+            Some(Err(NoReply::Rests(rest))) => return Err(self.skip(rest)),
+            Some(Err(NoReply::Failed(failure))) => failure,
+            None if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
+            None => last.server.not_connected_in_time(),
         };
         self.note_duration(asked.elapsed());
         Err(self.failed(&last.server, last.admission, failure, is_well))
+    }
+
+    /// Waits for the outcome of a call, past the timeout as long as its server replies to others.
+    /// Returns the outcome, if there is one in time; the last attempt of the call; and whether the
+    /// server of this attempt has replied meanwhile.
+    async fn outcome(
+        &self,
+        mut call: Pin<&mut impl Future<Output = Result<Value, NoReply>>>,
+        sent: &Sent,
+        mut last: LastAttempt,
+        came: Instant,
+        reply_within: Duration,
+    ) -> (Option<Result<Value, NoReply>>, LastAttempt, bool) {
+        loop {
+            let left = reply_within.saturating_sub(came.elapsed());
+            let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await.ok();
+            // A cluster may lead the call to another server than the first. The breaker of that
+            // server then admits the call.
+            if let Some(attempt) = sent.last()
+                && !Arc::ptr_eq(&attempt.server, &last.server)
+            {
+                last = attempt;
+            }
+            let replies = last.server.replies();
+            let has_replied = std::mem::replace(&mut last.replies, replies) != replies;
+            // The replies to others may have come over a newer connection.
+            if outcome.is_some() || !has_replied || left <= self.timeout || sent.is_on_old_connection() {
+                return (outcome, last, has_replied);
+            }
+        }
     }
 
     /// Counts and reports a failure, and returns when the store may be called again. If the server
