@@ -15,7 +15,7 @@ use tidegate_redis::{Store, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::on_model;
+use crate::{assert_in_order, on_model};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -649,19 +649,7 @@ fn requests_that_come_at_once_are_served_in_their_order() {
             // The store is known to be near, and the process requests few permits.
             let _ = limiter.acquire().await.unwrap();
             tokio::time::sleep(Duration::from_secs(5)).await;
-            let served = Arc::new(Mutex::new(Vec::new()));
-            for number in 0..1000 {
-                let (wait, served) = (limiter.acquire(), served.clone());
-                tokio::spawn(async move {
-                    let _ = wait.await.unwrap();
-                    served.lock().unwrap().push((Instant::now(), number));
-                });
-            }
-            tokio::time::sleep(Duration::from_secs(4)).await;
-            let mut served = served.lock().unwrap().clone();
-            // Those of one time ran in any order.
-            served.sort_unstable();
-            assert!(served.len() == 1000 && served.iter().map(|(_, number)| number).is_sorted(), "{line}");
+            assert_in_order(&limiter, 1000, line).await;
         });
     }
 }

@@ -16,7 +16,7 @@ use tidegate_redis::{Store, StoreLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::{on_model, one_of_two};
+use crate::{assert_in_order, on_model, one_of_two};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -240,19 +240,7 @@ fn requests_keep_their_order_at_a_server_that_knows_no_script() {
             let limit = store.limiter("all").limit("limit", "sliding_log 1000/s");
             let limit = if leased { limit.leased() } else { limit };
             let limiter = AnyLimiter::from(limit.build().unwrap());
-            let served = Arc::new(Mutex::new(Vec::new()));
-            for number in 0..2000 {
-                let (wait, served) = (limiter.acquire(), served.clone());
-                tokio::spawn(async move {
-                    let _ = wait.await.unwrap();
-                    served.lock().unwrap().push((Instant::now(), number));
-                });
-            }
-            sleep(4 * SECOND).await;
-            let mut served = served.lock().unwrap().clone();
-            // Those of one time ran in any order.
-            served.sort_unstable();
-            assert!(served.len() == 2000 && served.iter().map(|(_, number)| number).is_sorted());
+            assert_in_order(&limiter, 2000, if leased { "leased" } else { "not leased" }).await;
         });
     }
 }

@@ -29,14 +29,34 @@ mod simulation;
 mod waiting;
 
 use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tidegate::AnyLimiter;
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
+use tokio::time::Instant;
 
 /// Runs a test on a model of a server that is a millisecond away.
 fn on_model<T>(test: impl AsyncFnOnce(Model) -> T) -> T {
     run(async { test(Model::new(1, Network::steady(Duration::from_millis(1)))).await })
+}
+
+/// Requests that come at one time are served in their order, within four seconds.
+async fn assert_in_order(limiter: &AnyLimiter, requests: usize, of: &str) {
+    let served = Arc::new(Mutex::new(Vec::new()));
+    for number in 0..requests {
+        let (wait, served) = (limiter.acquire(), served.clone());
+        tokio::spawn(async move {
+            let _ = wait.await.unwrap();
+            served.lock().unwrap().push((Instant::now(), number));
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut served = served.lock().unwrap().clone();
+    // Those of one time ran in any order.
+    served.sort_unstable();
+    assert!(served.len() == requests && served.iter().map(|(_, number)| number).is_sorted(), "{of}");
 }
 
 /// A store whose process may grant half of each limit while the server is away.
