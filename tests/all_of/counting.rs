@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::hooked::Hooked;
+use crate::support::counted::Counted;
 use crate::support::{Bucket, MS, bucket, bucket_at, costs, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -536,19 +536,23 @@ fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
 /// limit, and reported that limit.
 #[test]
 fn a_refusal_for_a_permit_that_was_just_taken_reports_its_limit() {
+    // More readings than before the call.
+    const FIRST: usize = 1000;
     for lost in [0, 1] {
         for readings in 0.. {
-            let clock = Hooked::default();
-            let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
             let limits = [CountingLimit::new(1), CountingLimit::new(2)];
+            let (limit, taken) = (limits[lost].clone(), Arc::new(Mutex::new(None)));
+            let other = taken.clone();
+            let clock = Counted::running(move |_, before| {
+                if before == FIRST + readings {
+                    *other.lock().expect("no panic") = limit.try_acquire().ok();
+                }
+            });
+            let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
             let _held = limits[1].try_acquire().expect("one of two");
             let [x, y] = &limits;
             let all = AllOf::new("rate", &rate).with_counting("x", x).with_counting("y", y);
-            let (limit, taken) = (limits[lost].clone(), Arc::new(Mutex::new(None)));
-            let other = taken.clone();
-            clock.after_readings(readings, move || {
-                *other.lock().expect("no panic") = limit.try_acquire().ok();
-            });
+            assert!(clock.readings.swap(FIRST, Ordering::Relaxed) < FIRST);
             let answer = all.try_acquire();
             if taken.lock().expect("no panic").is_none() {
                 assert!(readings > 2 && answer.is_ok(), "the call was the first");

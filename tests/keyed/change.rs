@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use crate::support::counted::Counted;
 use crate::support::polled::{Future, poll};
 use crate::support::{MS, spawn_pending};
 use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
-    AnyPolicy, Clock, FixedWindow, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, Policy, PolicyError,
-    Rate, RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
+    AnyPolicy, FixedWindow, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, Policy, PolicyError, Rate,
+    RateLimiter, Refusal, SlidingWindow, SmoothBursty, TokenBucket, WhenKeysFull,
 };
 
 type Keys = KeyedRateLimiter<u64, TokenBucket, ManualClock>;
@@ -244,38 +245,11 @@ fn no_permit_is_granted_twice_while_all_change() {
     assert_eq!(granted, 1000);
 }
 
-/// A clock on which each reading takes a second.
-#[derive(Clone, Debug)]
-struct Slow(ManualClock);
-
-impl Clock for Slow {
-    fn now(&self) -> Nanos {
-        self.0.advance(SECOND);
-        self.0.now()
-    }
-}
-
-impl Timer for Slow {
-    type Sleep = <ManualClock as Timer>::Sleep;
-    type RuntimeId = <ManualClock as Timer>::RuntimeId;
-
-    fn runtime(&self) -> Option<Self::RuntimeId> {
-        self.0.runtime()
-    }
-
-    fn sleep_until(&self, at: Nanos) -> Self::Sleep {
-        self.0.sleep_until(at)
-    }
-
-    fn park_until(&self, at: Nanos) {
-        self.0.park_until(at);
-    }
-}
-
 #[test]
 fn a_line_changes_at_the_time_of_its_shard() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_second(1), 1000);
-    let keys = KeyedRateLimiter::with_clock(policy, 10, Slow(ManualClock::new()));
+    let slow = Counted::running(|clock, _| clock.advance(SECOND));
+    let keys = KeyedRateLimiter::with_clock(policy, 10, slow);
     keys.try_acquire_many(&1, 1000)?;
     drop(keys.limiter(&1));
     // From here on no permits are added, so the time of a reading does not matter.

@@ -11,13 +11,14 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::asked::Asked;
+use crate::support::counted::Counted;
 use crate::support::loops::Loops;
 use crate::support::spawn_pending;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::{
-    AllOf, Clock, Events, Grant, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog,
-    SmoothBursty, TokenBucket, WhenFull,
+    AllOf, Events, Grant, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingLog, SmoothBursty,
+    TokenBucket, WhenFull,
 };
 #[cfg(feature = "keyed")]
 use tidegate::{KeyedAllOf, KeyedRateLimiter};
@@ -310,47 +311,26 @@ fn no_waiter_makes_room_for_a_request_that_has_no_event_loop() {
     assert_eq!(assert_ready!(first.poll()).map(Grant::waited), Ok(SECOND));
 }
 
-/// A clock that panics when set to.
-#[derive(Clone, Debug)]
-struct Unsteady {
-    clock: ManualClock,
-    panics: Arc<AtomicBool>,
-}
-
-impl Clock for Unsteady {
-    fn now(&self) -> Nanos {
-        assert!(!self.panics.swap(false, Ordering::Relaxed), "a clock that panics");
-        self.clock.now()
-    }
-}
-
-impl tidegate::Timer for Unsteady {
-    type Sleep = tidegate::clock::ManualSleep;
-    type RuntimeId = ();
-
-    fn runtime(&self) -> Option<()> {
-        Some(())
-    }
-
-    fn sleep_until(&self, at: Nanos) -> Self::Sleep {
-        self.clock.sleep_until(at)
-    }
-
-    fn park_until(&self, at: Nanos) {
-        self.clock.park_until(at);
-    }
+/// A clock, and the flag that makes it panic.
+fn unsteady() -> (Counted, Arc<AtomicBool>) {
+    let panics = Arc::<AtomicBool>::default();
+    let flag = panics.clone();
+    let run = move |_: &ManualClock, _| {
+        assert!(!flag.swap(false, Ordering::Relaxed), "a clock that panics");
+    };
+    (Counted::running(run), panics)
 }
 
 #[test]
 fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
-    let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
+    let (clock, clock_panics) = unsteady();
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
     assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     let mut first = spawn(limiter.acquire());
     let mut second = spawn(limiter.acquire());
     assert_pending!(first.poll());
     assert_pending!(second.poll());
-    clock.panics.store(true, Ordering::Relaxed);
+    clock_panics.store(true, Ordering::Relaxed);
     panics(|| drop(first));
     assert_eq!(limiter.status().waiting, 1);
     clock.clock.advance(SECOND);
@@ -359,12 +339,12 @@ fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
 
 #[test]
 fn a_clock_that_panics_when_an_answer_is_there_costs_no_permit() {
-    let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
+    let (clock, clock_panics) = unsteady();
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
     assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     let mut first = spawn_pending(limiter.acquire());
     clock.clock.advance(SECOND);
-    clock.panics.store(true, Ordering::Relaxed);
+    clock_panics.store(true, Ordering::Relaxed);
     panics(|| first.poll());
     let mut second = spawn_pending(limiter.acquire());
     drop(first);

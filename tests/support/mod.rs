@@ -4,7 +4,6 @@
 
 pub(crate) mod asked;
 pub(crate) mod counted;
-pub(crate) mod hooked;
 pub(crate) mod late;
 pub(crate) mod log;
 pub(crate) mod loops;
