@@ -23,7 +23,7 @@ const TIDEGATE: Layers = &[
 ];
 
 const TIDEGATE_REDIS: Layers = &[
-    &["error", "jitter", "lock", "counted", "guarded", "block_on", "calls"],
+    &["error", "jitter", "lock", "counted", "guarded", "block_on", "methods"],
     &["terms", "breaker", "queue", "observe", "pending"],
     &["key", "script"],
     &["clients", "known_pause", "late", "share", "model"],

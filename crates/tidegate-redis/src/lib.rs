@@ -3,7 +3,6 @@
 
 mod block_on;
 mod breaker;
-mod calls;
 mod clients;
 mod config;
 mod connection;
@@ -19,6 +18,7 @@ mod lease;
 mod limiter;
 mod line;
 mod lock;
+mod methods;
 #[cfg(feature = "simulation")]
 mod model;
 mod observe;

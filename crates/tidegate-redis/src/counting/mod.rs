@@ -18,13 +18,13 @@ use tidegate::{
 use tokio::sync::Notify;
 
 use crate::block_on::Blocks;
-use crate::calls::calls;
 use crate::counting::call::{CallReport, Operation};
 use crate::counting::line::{Held, Line, Shared, left};
 use crate::counting::wait::Wait;
 use crate::error::{BuildError, with_left};
 use crate::jitter;
 use crate::key;
+use crate::methods::methods;
 use crate::observe::{Observers, Watch};
 use crate::store::{Away, Store};
 
@@ -372,7 +372,7 @@ fn check_name(name: &str) -> Result<(), AllRefusal> {
     Err(AllRefusal::NoMember { name: name.into(), members: Box::new([NAME.into()]) })
 }
 
-calls!(StoreCountingLimit);
+methods!(StoreCountingLimit);
 
 impl Limiter for StoreCountingLimit {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {

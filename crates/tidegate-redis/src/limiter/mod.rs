@@ -23,11 +23,11 @@ pub use builder::LimiterBuilder;
 pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 
 use crate::block_on::Blocks;
-use crate::calls::calls;
 use crate::counted::Counted;
 use crate::error::with_left;
 use crate::guarded::guarded;
 use crate::line::{Line, Outcome, Returning, Ticket};
+use crate::methods::methods;
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
 use crate::set::{Cost, Costs, Fallback};
@@ -583,7 +583,7 @@ impl fmt::Debug for StoreLimiter {
     }
 }
 
-calls!(StoreLimiter);
+methods!(StoreLimiter);
 
 impl Limiter for StoreLimiter {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {

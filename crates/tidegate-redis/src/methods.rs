@@ -11,8 +11,8 @@ pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result
     }
 }
 
-/// Adds these calls to a type that is a [`Limiter`].
-macro_rules! calls {
+/// Adds these methods to a type that is a [`Limiter`].
+macro_rules! methods {
     ($limiter:ty) => {
         impl $limiter {
             /// Takes one permit now, or refuses. It blocks the thread for the round trip; in a
@@ -117,7 +117,7 @@ macro_rules! calls {
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
             ) -> Result<tidegate::AnyReservation, tidegate::AllRefusal> {
-                crate::calls::reserve(self, request.into())
+                crate::methods::reserve(self, request.into())
             }
 
             /// Closes the limiter and its clones for good, in this process. Requests that wait and
@@ -136,4 +136,4 @@ macro_rules! calls {
     };
 }
 
-pub(crate) use calls;
+pub(crate) use methods;
