@@ -24,6 +24,29 @@ impl Node {
         Some(Node { info, tls: tls.cloned() })
     }
 
+    /// Reads the parts of an address of one host.
+    fn read(login: &str, host: &str, database: &str, tls: Option<&Connector>) -> Result<Node, OpenError> {
+        // The colons of an IPv6 address are in brackets.
+        let port = host.rsplit(']').next().and_then(|end| end.split_once(':')).map_or("", |(_, port)| port);
+        let of_database = database.trim_matches('/');
+        if login.contains('@') || !is_escaped(login) {
+            return Err(wrong(ESCAPE));
+        }
+        if !port.is_empty() && number::<NonZeroU16>(port).is_none() {
+            return Err(wrong(PORT));
+        }
+        if host.is_empty() || host.starts_with(':') {
+            return Err(wrong("names no host"));
+        }
+        if !of_database.is_empty() && !is_database(of_database) {
+            return Err(wrong(DATABASE));
+        }
+        let at = if login.is_empty() { "" } else { "@" };
+        let node = Node::new(&format!("redis://{login}{at}{host}/{database}"), tls);
+        let why = "has a host that no server can have, or a user or password that is no text";
+        node.ok_or(wrong(why))?.checked()
+    }
+
     /// Returns an error if the login is a user without a password.
     fn checked(self) -> Result<Node, OpenError> {
         let login = self.info.redis_settings();
@@ -159,28 +182,7 @@ impl Address {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        let node = |login: &str, host: &str, database: &str| {
-            // The colons of an IPv6 address are in brackets.
-            let port =
-                host.rsplit(']').next().and_then(|end| end.split_once(':')).map_or("", |(_, port)| port);
-            let of_database = database.trim_matches('/');
-            if login.contains('@') || !is_escaped(login) {
-                return Err(wrong(ESCAPE));
-            }
-            if !port.is_empty() && number::<NonZeroU16>(port).is_none() {
-                return Err(wrong(PORT));
-            }
-            if host.is_empty() || host.starts_with(':') {
-                return Err(wrong("names no host"));
-            }
-            if !of_database.is_empty() && !is_database(of_database) {
-                return Err(wrong(DATABASE));
-            }
-            let at = if login.is_empty() { "" } else { "@" };
-            let node = Node::new(&format!("redis://{login}{at}{host}/{database}"), tls);
-            let why = "has a host that no server can have, or a user or password that is no text";
-            node.ok_or(wrong(why))?.checked()
-        };
+        let node = |host, database| Node::read(login, host, database, tls);
         // A setting that a server does not have, such as a database in the query or a second host,
         // is not silently dropped.
         if kind != "sentinel" && !query.is_empty() {
@@ -189,46 +191,54 @@ impl Address {
         match kind {
             "cluster" if !path.is_empty() => Err(wrong("has a database, and a cluster has none")),
             "cluster" => {
-                let seeds: Result<_, _> = hosts.split(',').map(|host| node(login, host, "")).collect();
+                let seeds: Result<_, _> = hosts.split(',').map(|host| node(host, "")).collect();
                 Ok(Address::Cluster(seeds?))
             }
-            "sentinel" => {
-                let (name, database) = path.split_once('/').unwrap_or((path, ""));
-                if name.is_empty() {
-                    return Err(wrong("names no primary, as redis+sentinel://host,host/name does"));
-                }
-                let (mut user, mut password) = ("", "");
-                for (name, value) in pairs(query)? {
-                    match name {
-                        "sentinel_user" => user = value,
-                        "sentinel_password" => password = value,
-                        _ => {
-                            let why = "is that of sentinels, and has a field that is not sentinel_user or \
-                                       sentinel_password";
-                            return Err(wrong(why));
-                        }
-                    }
-                }
-                let of_sentinels = match (user, password) {
-                    ("", "") => String::new(),
-                    (_, "") => return Err(wrong("has a sentinel_user and no sentinel_password")),
-                    _ => format!("{user}:{password}"),
-                };
-                let sentinel = |host: &str| {
-                    let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-                    let port = if has_port || host.is_empty() { "" } else { ":26379" };
-                    node(&of_sentinels, &format!("{host}{port}"), "")
-                };
-                let sentinels: Result<_, _> = hosts.split(',').map(sentinel).collect();
-                // The host of this address is replaced by the host that a sentinel reports.
-                let login = node(login, "localhost", database)?;
-                Ok(Address::Sentinels { sentinels: sentinels?, name: name.into(), login })
-            }
+            "sentinel" => Address::of_sentinels(login, hosts, path, query, tls),
             _ if hosts.contains(',') => {
                 Err(wrong("has several hosts, as only one with +sentinel or +cluster in its scheme has"))
             }
-            _ => Ok(Address::Server(node(login, hosts, path)?)),
+            _ => Ok(Address::Server(node(hosts, path)?)),
         }
+    }
+
+    fn of_sentinels(
+        login: &str,
+        hosts: &str,
+        path: &str,
+        query: &str,
+        tls: Option<&Connector>,
+    ) -> Result<Address, OpenError> {
+        let (name, database) = path.split_once('/').unwrap_or((path, ""));
+        if name.is_empty() {
+            return Err(wrong("names no primary, as redis+sentinel://host,host/name does"));
+        }
+        let (mut user, mut password) = ("", "");
+        for (name, value) in pairs(query)? {
+            match name {
+                "sentinel_user" => user = value,
+                "sentinel_password" => password = value,
+                _ => {
+                    let why = "is that of sentinels, and has a field that is not sentinel_user or \
+                               sentinel_password";
+                    return Err(wrong(why));
+                }
+            }
+        }
+        let of_sentinels = match (user, password) {
+            ("", "") => String::new(),
+            (_, "") => return Err(wrong("has a sentinel_user and no sentinel_password")),
+            _ => format!("{user}:{password}"),
+        };
+        let sentinel = |host: &str| {
+            let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+            let port = if has_port || host.is_empty() { "" } else { ":26379" };
+            Node::read(&of_sentinels, &format!("{host}{port}"), "", tls)
+        };
+        let sentinels: Result<_, _> = hosts.split(',').map(sentinel).collect();
+        // The host of this address is replaced by the host that a sentinel reports.
+        let login = Node::read(login, "localhost", database, tls)?;
+        Ok(Address::Sentinels { sentinels: sentinels?, name: name.into(), login })
     }
 }
 
