@@ -18,6 +18,7 @@ use crate::body::Body;
 use crate::gate::Function;
 use crate::hold::Hold;
 use crate::refused::{Error, Refused};
+use crate::service::take_ready;
 
 /// A limiter in front of an HTTP client that obeys the server's responses. The client is hyper's,
 /// tonic's, or any other client that is a service. All clients that one layer makes, and all their
@@ -262,10 +263,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
         let wait = self.layer.wait(&parts);
-        // A clone may not be ready. The service that was polled until ready makes the call.
-        let clone = self.inner.clone();
-        let service = std::mem::replace(&mut self.inner, clone);
-        let request = Some((service, Request::from_parts(parts, body)));
+        let request = Some((take_ready(&mut self.inner), Request::from_parts(parts, body)));
         ObeyingFuture { state: State::Waiting { wait, request } }
     }
 }

@@ -19,6 +19,7 @@ use crate::hold::Hold;
 use crate::idle::{Idle, Slot, give_back};
 use crate::limit::Limit;
 use crate::refused::{Error, Refused};
+use crate::service::take_ready;
 
 /// A limiter in front of services that takes permits in
 /// [`poll_ready`](tower_service::Service::poll_ready), before the request exists.
@@ -301,10 +302,8 @@ where
             }
             // The permits were given back, or `poll_ready` was not called.
             None => {
-                let clone = self.inner.clone();
-                let service = std::mem::replace(&mut self.inner, clone);
-                let wait = self.layer.limit.acquire(&(), &self.layer.ask);
-                Calling::Wait { wait, call: Some((service, request)) }
+                let call = Some((take_ready(&mut self.inner), request));
+                Calling::Wait { wait: self.layer.limit.acquire(&(), &self.layer.ask), call }
             }
         };
         ReadyFuture { state, call: PhantomData }

@@ -59,15 +59,19 @@ impl<S, L: Limit, M: Kind> RateLimit<S, L, M> {
     where
         S: Service<R> + Clone,
     {
-        // A clone may not be ready. The service that was polled until ready makes the call.
-        let clone = self.inner.clone();
-        let service = std::mem::replace(&mut self.inner, clone);
-        let call = Some((service, asking));
+        let call = Some((take_ready(&mut self.inner), asking));
         ResponseFuture {
             layer: self.layer.clone(),
             state: State::Pending { pending: PendingAdmission::New, call },
         }
     }
+}
+
+/// Takes the service that was polled until ready, which makes the call. Leaves a clone, which may
+/// not be ready.
+pub(crate) fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    std::mem::replace(service, clone)
 }
 
 impl<S: Clone, L: Limit, M: Kind> Clone for RateLimit<S, L, M> {
