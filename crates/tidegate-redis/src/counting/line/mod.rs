@@ -71,6 +71,8 @@ pub(super) struct Line {
     /// are added only while `announced` is 0. Decided requests may still have an entry.
     deadlines: VecDeque<(Instant, Position)>,
     is_served: bool,
+    /// When the store first reported that requests wait in its queue.
+    waits_since: Option<Instant>,
     is_closed: bool,
     calls: u64,
     /// The time until which the store may count permits or a position of this process.

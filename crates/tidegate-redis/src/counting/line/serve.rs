@@ -48,7 +48,7 @@ impl Shared {
         let now = Instant::now();
         let mut line = self.line();
         if line.held == 0 && line.waiters.is_empty() && line.known_until.is_none_or(|until| until <= now) {
-            line.is_served = false;
+            (line.is_served, line.waits_since) = (false, None);
             let message = line.message.take();
             drop(line);
             drop(message);
@@ -78,18 +78,12 @@ impl Shared {
         Some(PendingCall { cmd, requests, held: line.held, pauses, message })
     }
 
-    /// Decides requests by the store's reply. Returns how long to rest if nothing changes. `since`
-    /// is the time from which requests wait.
-    fn apply(
-        self: &Arc<Shared>,
-        asked: PendingCall,
-        report: Result<CallReport, Away>,
-        since: &mut Option<Instant>,
-    ) -> Duration {
+    /// Decides requests by the store's reply. Returns how long to rest if nothing changes.
+    fn apply(self: &Arc<Shared>, asked: PendingCall, report: Result<CallReport, Away>) -> Duration {
         let mut answers = Answers::new();
         let mut line = self.line();
         let rest = match &report {
-            Ok(report) => self.apply_report(&mut line, &asked, report, since, &mut answers),
+            Ok(report) => self.apply_report(&mut line, &asked, report, &mut answers),
             Err(away) => self.decide_alone(&mut line, *away, &mut answers),
         };
         let over = match report {
@@ -115,7 +109,6 @@ impl Shared {
         line: &mut Line,
         asked: &PendingCall,
         report: &CallReport,
-        since: &mut Option<Instant>,
         answers: &mut Answers,
     ) -> Duration {
         self.known_pause.reported(asked.pauses, report.paused_for);
@@ -163,21 +156,14 @@ impl Shared {
             }
         }
         if line.announced == 0 {
-            *since = None;
+            line.waits_since = None;
         }
-        self.asks_again(line, known, wants, report.before, since)
+        self.asks_again(line, known, wants, report.before)
     }
 
     /// Returns the time after which the store is asked again. The store knows that this process
     /// holds `known` permits, and that `wants` of its requests wait behind others.
-    fn asks_again(
-        &self,
-        line: &mut Line,
-        known: u64,
-        wants: usize,
-        before: u64,
-        since: &mut Option<Instant>,
-    ) -> Duration {
+    fn asks_again(&self, line: &mut Line, known: u64, wants: usize, before: u64) -> Duration {
         let is_known = known > 0 || wants > 0;
         line.known_until = is_known.then(|| Instant::now() + self.span);
         // The process holds less, or wants less or more, than it reported.
@@ -192,7 +178,7 @@ impl Shared {
         if wants == 0 {
             return jittered(self.span / 3);
         }
-        let waited = since.get_or_insert_with(Instant::now).elapsed();
+        let waited = line.waits_since.get_or_insert_with(Instant::now).elapsed();
         let position = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
         let interval = (waited / 8).max(SOONEST.saturating_mul(position)).min(LATEST);
         jittered(interval.min(self.span / 3))
@@ -320,7 +306,6 @@ impl Serving {
     /// Makes calls while permits are in use or requests wait.
     pub(super) async fn serve(mut self) {
         let Some(shared) = self.0.clone() else { return };
-        let mut since = None;
         while let Some(asked) = shared.next() {
             // Requests that do not wait have their own deadlines.
             let mut answer =
@@ -334,7 +319,7 @@ impl Serving {
                     Err(_) => shared.expire(),
                 }
             };
-            let rest = shared.apply(asked, report, &mut since);
+            let rest = shared.apply(asked, report);
             let _ = tokio::time::timeout(rest, shared.changed.notified()).await;
         }
         self.0 = None;
@@ -348,7 +333,7 @@ impl Drop for Serving {
         let mut answers = Answers::new();
         let mut line = shared.line();
         shared.decide_alone(&mut line, Away::ENDED, &mut answers);
-        line.is_served = false;
+        (line.is_served, line.waits_since) = (false, None);
         line.deadlines.clear();
         let waiters = std::mem::take(&mut line.waiters);
         let message = line.message.take();
