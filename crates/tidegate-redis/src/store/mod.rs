@@ -362,7 +362,7 @@ impl Store {
         }
     }
 
-    /// Changes with that number.
+    /// Returns a receiver that changes with the number of [recoveries](Store::recoveries).
     pub(crate) fn watch_recovery(&self) -> watch::Receiver<()> {
         self.0.shared.back.subscribe()
     }
