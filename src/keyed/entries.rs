@@ -1,8 +1,8 @@
 //! The known keys of a shard: one policy for all keys, or terms next to each state.
 
-use std::borrow::Borrow;
 use std::sync::Arc;
 
+use super::key_ref::Matches;
 use super::plan::{Planned, Terms};
 use super::slots::{Slots, slots_from};
 use crate::policy::Policy;
@@ -47,11 +47,7 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
     }
 
     /// Returns the policy and the state of a key.
-    pub(super) fn find<Q>(&self, hash: u64, key: &Q) -> Option<(&'a P, &'a P::State)>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
+    pub(super) fn find<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<(&'a P, &'a P::State)> {
         match *self {
             Entries::Plain(policy, slots) => slots.find(hash, key).map(|state| (policy, state)),
             Entries::Planned(policy, slots) => slots.find(hash, key).map(|planned| planned.read(policy)),
@@ -59,11 +55,7 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
     }
 
     /// Returns the slot of a key.
-    pub(super) fn slot<Q>(&self, hash: u64, key: &Q) -> Option<usize>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
+    pub(super) fn slot<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<usize> {
         match self {
             Entries::Plain(_, slots) => slots.slot(hash, key),
             Entries::Planned(_, slots) => slots.slot(hash, key),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::key_ref::KeyRef;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::limiter::events::{Events, StoreEvent};
@@ -108,10 +109,7 @@ impl<K> KeyedObserver<K> {
     }
 
     /// Returns the observer of one key. Clones the key if the observer receives it.
-    pub(super) fn of<Q>(&self, key: &Q) -> Arc<dyn Events>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    pub(super) fn of<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Arc<dyn Events> {
         match self {
             KeyedObserver::All(events) => events.clone(),
             KeyedObserver::Key(of) => of(key.to_owned()),

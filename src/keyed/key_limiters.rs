@@ -2,12 +2,12 @@
 //!
 //! `keyed/forget.rs` describes when a key limiter becomes a known key again.
 
-use std::borrow::Borrow;
 use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::key_policy::KeyPolicy;
+use super::key_ref::KeyRef;
 use super::table::{Found, KeyLimiter, Step, Table};
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -59,31 +59,26 @@ where
     }
 
     /// Returns the limiter of a key, or the shared limiter if there is no room.
-    pub(crate) fn limiter<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal> {
         self.or_shared(self.own_limiter(key), |shared| shared)
     }
 
     /// Returns the limiter of a key for one call.
-    pub(crate) fn limiter_for_call<Q>(&self, key: &Q) -> Result<LimiterGuard<'_, K, P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn limiter_for_call<Q: KeyRef<K> + ?Sized>(
+        &self,
+        key: &Q,
+    ) -> Result<LimiterGuard<'_, K, P, C>, Refusal> {
         Ok(self.guard_limiter(self.hash_of(key), self.limiter(key)?))
     }
 
     /// Returns the limiter in which a request for `n` permits of a key waits. For a request that
     /// can never be granted, no key limiter is created.
     #[cold]
-    pub(crate) fn limiter_for<Q>(&self, key: &Q, n: u32) -> Result<LimiterGuard<'_, K, P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn limiter_for<Q: KeyRef<K> + ?Sized>(
+        &self,
+        key: &Q,
+        n: u32,
+    ) -> Result<LimiterGuard<'_, K, P, C>, Refusal> {
         let (hash, shares) = (self.hash_of(key), self.shared().is_some());
         // The block releases the shard's lock before a key limiter is created, because that needs
         // the lock exclusively.
@@ -114,11 +109,7 @@ where
     /// the limiter of the key if it has one. Otherwise it is a limiter that is in no table, so a
     /// new key stays unknown.
     #[cold]
-    pub(crate) fn limiter_for_exempt<Q>(&self, key: &Q) -> KeyLimiter<P, C>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn limiter_for_exempt<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> KeyLimiter<P, C> {
         if let Found::Limiter(limiter) = self.find(key, |_, _, _| ()) {
             return limiter;
         }
@@ -128,11 +119,7 @@ where
     }
 
     /// Returns the limiter of a key. The key has a key limiter from then on.
-    pub(crate) fn own_limiter<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn own_limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal> {
         let hash = self.hash_of(key);
         let is_known = match self.find_hashed(hash, key, |_, _, _| ()) {
             Found::Limiter(limiter) => return Ok(limiter),

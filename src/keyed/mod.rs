@@ -11,6 +11,7 @@ mod forget;
 mod hashes;
 mod key_limiters;
 mod key_policy;
+mod key_ref;
 pub(crate) mod pause;
 pub(crate) mod plan;
 mod removed;

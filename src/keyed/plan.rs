@@ -49,6 +49,7 @@ use std::time::Duration;
 
 use super::entries::{EntriesMut, Entry};
 use super::key_policy::KeyPolicy;
+use super::key_ref::KeyRef;
 use super::shard::Shard;
 use super::table::Table;
 use crate::clock::Timer;
@@ -188,10 +189,7 @@ where
     C: Timer + Clone,
 {
     /// Clones a key and gets its plan. The caller holds no lock.
-    pub(crate) fn new_key<Q>(&self, hash: u64, key: &Q) -> NewKey<K, P>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn new_key<Q: KeyRef<K> + ?Sized>(&self, hash: u64, key: &Q) -> NewKey<K, P> {
         let Some(plans) = &self.plans else {
             return NewKey { key: key.to_owned(), terms: None, version: 0 };
         };
@@ -207,10 +205,7 @@ where
     }
 
     /// Returns the terms of a key that is not in the table.
-    pub(super) fn terms_of_unknown<Q>(&self, key: &Q) -> Option<Arc<Terms<P>>>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    pub(super) fn terms_of_unknown<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Option<Arc<Terms<P>>> {
         self.plans.as_ref().and_then(|plans| self.planned(plans, &key.to_owned()))
     }
 

@@ -1,10 +1,10 @@
 //! One part of the table: a policy, its known keys and its key limiters, under one lock.
 
-use std::borrow::Borrow;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::entries::{Entries, EntriesMut};
+use super::key_ref::Matches;
 use super::pause::Hold;
 use super::plan::{Planned, Terms};
 use super::slots::Slots;
@@ -157,11 +157,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         *hold = new;
     }
 
-    pub(super) fn limiter<Q>(&self, hash: u64, key: &Q) -> Option<&KeyLimiter<P, C>>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
+    pub(super) fn limiter<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<&KeyLimiter<P, C>> {
         self.more.as_ref()?.limiters.find(hash, key)
     }
 

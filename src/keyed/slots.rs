@@ -13,9 +13,9 @@
 //! hashbrown by itself hashes keys while it moves them. If a hash panics, hashbrown drops the keys
 //! that it has not moved yet.
 
-use std::borrow::Borrow;
-
 use hashbrown::HashTable;
+
+use super::key_ref::Matches;
 
 /// A rebuild at the present size frees the slots of forgotten keys. If it frees at least 1/`SPARE`
 /// of all slots, the table is rebuilt at that size and not doubled. So a new key moves at most 112
@@ -60,21 +60,13 @@ impl<K, T> Slots<K, T> {
     }
 
     #[inline]
-    pub(crate) fn find<Q>(&self, hash: u64, key: &Q) -> Option<&T>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        self.table.find(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
+    pub(crate) fn find<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<&T> {
+        self.table.find(hash, |(known, _)| key.matches(known)).map(|(_, value)| value)
     }
 
     /// Like [`find`](Slots::find), to change the value.
-    pub(crate) fn find_mut<Q>(&mut self, hash: u64, key: &Q) -> Option<&mut T>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        self.table.find_mut(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
+    pub(crate) fn find_mut<Q: Matches<K> + ?Sized>(&mut self, hash: u64, key: &Q) -> Option<&mut T> {
+        self.table.find_mut(hash, |(known, _)| key.matches(known)).map(|(_, value)| value)
     }
 
     /// Like [`iter`](Slots::iter), to change the values.
@@ -83,12 +75,8 @@ impl<K, T> Slots<K, T> {
     }
 
     /// Returns the slot of a key.
-    pub(crate) fn slot<Q>(&self, hash: u64, key: &Q) -> Option<usize>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        self.table.find_bucket_index(hash, |(known, _)| known.borrow() == key)
+    pub(crate) fn slot<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<usize> {
+        self.table.find_bucket_index(hash, |(known, _)| key.matches(known))
     }
 
     /// Returns the slot of the value that `is` accepts. Runs no code of a key.

@@ -70,7 +70,6 @@
 //! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do
 //! not check again under the exclusive lock, or that leave a copy of the state in the table.
 
-use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +79,7 @@ use super::events::KeyedObserver;
 use super::hashes::Hashes;
 use super::key_limiters::{LimiterGuard, new_limiter};
 use super::key_policy::KeyPolicy;
+use super::key_ref::{KeyRef, Matches};
 use super::pause::Hold;
 use super::plan::{NewKey, Plans};
 use super::removed::Removed;
@@ -283,11 +283,11 @@ where
 
     /// Takes what a request asks for from a key.
     #[inline]
-    pub(crate) fn try_acquire<Q>(&self, key: &Q, request: &Request) -> Result<Grant, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn try_acquire<Q: KeyRef<K> + ?Sized>(
+        &self,
+        key: &Q,
+        request: &Request,
+    ) -> Result<Grant, Refusal> {
         let (hash, n) = (self.hash_of(key), request.permits);
         if request.exempt {
             return self.pass_exempt(hash, key, request);
@@ -302,11 +302,12 @@ where
 
     /// Takes what a request asks for if the key is known and has no key limiter. Reports nothing.
     #[inline]
-    fn try_known<Q>(&self, hash: u64, key: &Q, request: &Request) -> Option<Result<Grant, Refusal>>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
+    fn try_known<Q: Matches<K> + ?Sized>(
+        &self,
+        hash: u64,
+        key: &Q,
+        request: &Request,
+    ) -> Option<Result<Grant, Refusal>> {
         // The clock is read before the lock, so that the processor overlaps both.
         let now = self.clock.now();
         let shard = read(self.shard(hash));
@@ -319,11 +320,12 @@ where
 
     /// Takes what a request asks for if the key is new or its shard has key limiters.
     #[cold]
-    fn try_slow<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Grant, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    fn try_slow<Q: KeyRef<K> + ?Sized>(
+        &self,
+        hash: u64,
+        key: &Q,
+        request: &Request,
+    ) -> Result<Grant, Refusal> {
         match self.attempt(hash, key, request) {
             Ok(Attempt::Limiter(limiter)) => limiter.try_acquire_many(*request),
             Ok(Attempt::Granted(grant)) => self.report_or_pass(key, request.permits, Ok(grant)),
@@ -332,15 +334,11 @@ where
     }
 
     /// Takes what a request asks for from a key, or returns the key limiter to wait in.
-    pub(crate) fn take_or_limiter<Q>(
+    pub(crate) fn take_or_limiter<Q: KeyRef<K> + ?Sized>(
         &self,
         key: &Q,
         request: &Request,
-    ) -> Result<Attempt<LimiterGuard<'_, K, P, C>>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    ) -> Result<Attempt<LimiterGuard<'_, K, P, C>>, Refusal> {
         let (hash, n) = (self.hash_of(key), request.permits);
         if request.exempt {
             return self.pass_exempt(hash, key, request).map(Attempt::Granted);
@@ -363,11 +361,12 @@ where
 
     /// Lets an exempt request pass. It takes no permits, so a new key stays unknown.
     #[cold]
-    fn pass_exempt<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Grant, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    fn pass_exempt<Q: KeyRef<K> + ?Sized>(
+        &self,
+        hash: u64,
+        key: &Q,
+        request: &Request,
+    ) -> Result<Grant, Refusal> {
         if let Found::Limiter(limiter) = self.find_hashed(hash, key, |_, _, _| ()) {
             return self.guard_limiter(hash, limiter).try_acquire_many(*request);
         }
@@ -378,10 +377,12 @@ where
     /// Reports a request for at least `n` permits that was decided without a key limiter. In shadow
     /// mode, lets the request pass.
     #[cold]
-    fn report_or_pass<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    fn report_or_pass<Q: KeyRef<K> + ?Sized>(
+        &self,
+        key: &Q,
+        n: u32,
+        answer: Result<Grant, Refusal>,
+    ) -> Result<Grant, Refusal> {
         match answer {
             Err(refusal) if self.passes(refusal) => {
                 self.report(key, |events| events.shadowed(n.into(), &refusal));
@@ -394,10 +395,12 @@ where
     /// Reports a request that was decided without a key limiter. A key limiter reports its own
     /// requests.
     #[cold]
-    pub(super) fn report_end<Q, T>(&self, key: &Q, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    pub(super) fn report_end<Q: KeyRef<K> + ?Sized, T>(
+        &self,
+        key: &Q,
+        n: u32,
+        answer: Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         self.report(key, |events| match &answer {
             Ok(_) => events.granted(n.into(), Duration::ZERO),
             Err(refusal) => events.refused(n.into(), refusal),
@@ -407,11 +410,7 @@ where
 
     /// Reports a call for `n` permits that a token cancelled before it began.
     #[cold]
-    pub(crate) fn report_cancelled<Q>(&self, key: &Q, n: u32)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn report_cancelled<Q: KeyRef<K> + ?Sized>(&self, key: &Q, n: u32) {
         let tell = |events: &dyn Events| events.cancelled(n.into(), Duration::ZERO);
         match self.find(key, |_, _, _| ()) {
             Found::Limiter(limiter) => limiter.shared.report(tell),
@@ -420,10 +419,7 @@ where
     }
 
     /// Reports an event to the observer, if there is one. The caller holds no lock of a shard.
-    fn report<Q>(&self, key: &Q, event: impl FnOnce(&dyn Events))
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    fn report<Q: KeyRef<K> + ?Sized>(&self, key: &Q, event: impl FnOnce(&dyn Events)) {
         if let Some(observer) = &self.events {
             report(&*observer.of(key), event);
         }
@@ -442,16 +438,12 @@ where
 
     /// Takes what a request asks for from a key that may be new, or returns the key limiter that
     /// must decide. Reports nothing.
-    pub(crate) fn attempt<Q>(
+    pub(crate) fn attempt<Q: KeyRef<K> + ?Sized>(
         &self,
         hash: u64,
         key: &Q,
         request: &Request,
-    ) -> Result<Attempt<LimiterGuard<'_, K, P, C>>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    ) -> Result<Attempt<LimiterGuard<'_, K, P, C>>, Refusal> {
         let decide = |policy: &P, state: &P::State, hold: Option<&Hold>| match hold {
             None => Some(take(policy, state, (self.clock.now(), &self.clock), request)),
             Some(hold) => hold.refuse(policy, state, self.clock.now(), request.permits).err().map(Err),
@@ -471,28 +463,20 @@ where
     }
 
     /// Finds a key. If the key is known, runs `work` on its state, with the pause of all keys.
-    pub(crate) fn find<Q, T>(
+    pub(crate) fn find<Q: Matches<K> + Hash + ?Sized, T>(
         &self,
         key: &Q,
         work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
-    ) -> Found<T, KeyLimiter<P, C>>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
+    ) -> Found<T, KeyLimiter<P, C>> {
         self.find_hashed(self.hash_of(key), key, work)
     }
 
-    pub(super) fn find_hashed<Q, T>(
+    pub(super) fn find_hashed<Q: Matches<K> + ?Sized, T>(
         &self,
         hash: u64,
         key: &Q,
         work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
-    ) -> Found<T, KeyLimiter<P, C>>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
+    ) -> Found<T, KeyLimiter<P, C>> {
         let shard = self.read_current(hash);
         if let Some(limiter) = shard.limiter(hash, key) {
             return Found::Limiter(limiter.clone());
@@ -505,11 +489,7 @@ where
 
     /// Returns the status of a key. An unknown key has the status of a new key, or of the shared
     /// limiter.
-    pub(crate) fn status<Q>(&self, key: &Q) -> Status
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn status<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Status {
         let hash = self.hash_of(key);
         let status =
             |policy: &P, state: &P::State, hold: Option<&Hold>| status(policy, state, hold, self.clock.now());
@@ -525,11 +505,11 @@ where
     }
 
     /// Runs `work` with the policy and the state that a key would have if it were added now.
-    pub(crate) fn unknown<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T) -> T
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn unknown<Q: KeyRef<K> + ?Sized, T>(
+        &self,
+        key: &Q,
+        work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
+    ) -> T {
         let terms = self.terms_of_unknown(key);
         let (shard, now) = (self.read_current(self.hash_of(key)), self.clock.now());
         let policy = shard.policy_of(&terms);
@@ -541,11 +521,12 @@ where
 
     /// Adds a key, unless another request has added it meanwhile, and takes what the request asks
     /// for.
-    fn add<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Decision<P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    fn add<Q: KeyRef<K> + ?Sized>(
+        &self,
+        hash: u64,
+        key: &Q,
+        request: &Request,
+    ) -> Result<Decision<P, C>, Refusal> {
         let new = self.has_room().then(|| self.new_key(hash, key));
         let added = self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(limiter) = shard.limiter(hash, key) {
@@ -605,7 +586,7 @@ where
     /// Runs `work` under the exclusive lock of a shard. If `work` needs a slot, makes room and runs
     /// `work` again, until it succeeds or no room can be made. If `work` needs an owned key, clones
     /// the key and gets its plan without the lock.
-    pub(super) fn with_room<Q, T>(
+    pub(super) fn with_room<Q: KeyRef<K> + ?Sized, T>(
         &self,
         hash: u64,
         key: &Q,
@@ -616,10 +597,7 @@ where
             &mut Option<NewKey<K, P>>,
             &mut Removed<K, P, C>,
         ) -> Step<T>,
-    ) -> Result<T, Refusal>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    ) -> Result<T, Refusal> {
         let mut removed = Removed::new();
         let mut tries = 0;
         while tries < TRIES {
@@ -666,11 +644,7 @@ where
 
     /// Forgets a key and its negative balance. Returns whether the key was known. A caller that
     /// holds the key's limiter keeps that limiter.
-    pub(crate) fn remove<Q>(&self, key: &Q) -> bool
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
+    pub(crate) fn remove<Q: Matches<K> + Hash + ?Sized>(&self, key: &Q) -> bool {
         let hash = self.hash_of(key);
         // `removed` is declared before the guard, so that entries are dropped after the lock is
         // released.
@@ -701,8 +675,7 @@ fn try_planned<K, P, C, Q>(
     request: &Request,
 ) -> Option<Result<Grant, Refusal>>
 where
-    K: Borrow<Q>,
-    Q: Eq + ?Sized,
+    Q: Matches<K> + ?Sized,
     P: Policy + Clone,
     C: Timer,
 {

@@ -22,6 +22,7 @@ use self::table::{LimitOf, Limits};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::keyed::events::{KeyEvents, KeyedObserver};
+use crate::keyed::key_ref::{KeyRef, Matches};
 use crate::limiter::events::{Events, report};
 use crate::line::deferred::run_in_drop;
 use crate::status::Status;
@@ -477,11 +478,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     }
 
     /// Calls `ask` with the limit of a key, or with the limit that a new key would have.
-    fn inspect_limit<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    fn inspect_limit<Q: KeyRef<K> + ?Sized, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T {
         self.inspect_known(key, ask).unwrap_or_else(|| {
             let limit = if self.is_closed() { 0 } else { (self.limits.of)(&key.to_owned()) };
             ask(&CountingLimit::new(limit))
@@ -491,11 +488,11 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// Calls `ask` with the limit of a key in use, under the lock of its shard. Without the lock, a
     /// user that leaves meanwhile would find the reference of this call, and would leave the key in
     /// the table.
-    pub(crate) fn inspect_known<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> Option<T>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
+    pub(crate) fn inspect_known<Q: Matches<K> + Hash + ?Sized, T>(
+        &self,
+        key: &Q,
+        ask: fn(&CountingLimit) -> T,
+    ) -> Option<T> {
         let hash = self.limits.hash_of(key);
         lock(self.limits.shard(hash)).keys.find(hash, key).map(ask)
     }
@@ -521,30 +518,19 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
 
     /// Returns the limit of a key for a request for `n` permits. Notifies the observer if the key
     /// has no limit.
-    fn lease_for<Q>(&self, key: &Q, n: u32) -> Result<Lease<K>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    fn lease_for<Q: KeyRef<K> + ?Sized>(&self, key: &Q, n: u32) -> Result<Lease<K>, Refusal> {
         self.lease(key).inspect_err(|refusal| self.report_refused(key, n.into(), refusal))
     }
 
     /// Notifies the observer of a request that was refused because its key has no limit.
-    pub(crate) fn report_refused<Q>(&self, key: &Q, n: u64, refusal: &Refusal)
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn report_refused<Q: KeyRef<K> + ?Sized>(&self, key: &Q, n: u64, refusal: &Refusal) {
         if let Some(events) = self.limits.events_of(key) {
             report(&*events, |events| events.refused(n, refusal));
         }
     }
 
     /// Returns the limit of a key. The key is in use until the lease is dropped.
-    pub(crate) fn lease<Q>(&self, key: &Q) -> Result<Lease<K>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn lease<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<Lease<K>, Refusal> {
         let hash = self.limits.hash_of(key);
         let limit = self.limits.find_or_add(hash, key)?;
         let leave = Leave { limits: self.limits.clone(), hash, address: limit.address() };

@@ -26,7 +26,6 @@
 //! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that checks in one section and
 //! forgets in another, and by `tests/keyed/counting.rs`.
 
-use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
@@ -34,6 +33,7 @@ use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::keyed::events::KeyedObserver;
 use crate::keyed::hashes::Hashes;
+use crate::keyed::key_ref::{KeyRef, Matches};
 use crate::keyed::slots::Slots;
 use crate::keyed::table::{Counted, SEARCH, SMALL};
 use crate::limiter::events::Events;
@@ -113,10 +113,7 @@ impl<K: Hash + Eq> Limits<K> {
 
     /// Returns the observer of a key, if there is one. The caller holds no lock, because this may
     /// clone the key.
-    pub(crate) fn events_of<Q>(&self, key: &Q) -> Option<Arc<dyn Events>>
-    where
-        Q: ToOwned<Owned = K> + ?Sized,
-    {
+    pub(crate) fn events_of<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Option<Arc<dyn Events>> {
         self.events.as_ref().map(|observer| observer.of(key))
     }
 
@@ -147,11 +144,11 @@ impl<K: Hash + Eq> Limits<K> {
     }
 
     /// Returns the limit of a key. The key is in use from then on.
-    pub(super) fn find_or_add<Q>(&self, hash: u64, key: &Q) -> Result<CountingLimit, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ToOwned<Owned = K> + ?Sized,
-    {
+    pub(super) fn find_or_add<Q: KeyRef<K> + ?Sized>(
+        &self,
+        hash: u64,
+        key: &Q,
+    ) -> Result<CountingLimit, Refusal> {
         // These are declared before the guards, so that they are dropped after the lock is
         // released.
         let (mut removed, mut new, mut tries) = (Vec::new(), None, 0);
@@ -178,17 +175,13 @@ impl<K: Hash + Eq> Limits<K> {
         found
     }
 
-    fn step<Q>(
+    fn step<Q: Matches<K> + ?Sized>(
         &self,
         hash: u64,
         key: &Q,
         new: &mut Option<NewKey<K>>,
         removed: &mut Vec<(K, CountingLimit)>,
-    ) -> Step
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
+    ) -> Step {
         let mut shard = lock(self.shard(hash));
         if let Some(limit) = shard.keys.find(hash, key) {
             return Step::Done(limit.clone());
