@@ -90,19 +90,11 @@ impl InLine {
         numbers
     }
 
-    /// Removes a dropped request, which may have left with a call.
+    /// Removes a request that waits no longer, and that may have left with a call.
     pub(super) fn drop_undecided(&mut self, number: u64, entry: &Entry) {
         self.remove(entry.position(number));
-        if matches!(entry.stage, Stage::Sent) && entry.was_held {
-            self.drop_left(bounds::sum(&entry.asked.costs));
-        }
-    }
-
-    /// Removes a dropped request of a held queue from the counts: it has left with a call, and
-    /// waits no longer.
-    pub(super) fn drop_left(&mut self, permits: u64) {
-        if self.left.requests > 0 {
-            self.left.remove(permits);
+        if matches!(entry.stage, Stage::Sent) && entry.was_held && self.left.requests > 0 {
+            self.left.remove(bounds::sum(&entry.asked.costs));
         }
     }
 
@@ -308,8 +300,8 @@ impl State {
             && entry.ends_undecided(till.is_some(), is_slow, timeout) <= now
         {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
+            self.in_line.drop_undecided(number, entry);
             entry.stage = Stage::Answered(Outcome::Undecided(Away::For(rest)));
-            self.in_line.remove(entry.position(number));
             self.paused.remove(&number);
         }
     }
@@ -323,6 +315,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::line::class::Booking;
+    use crate::script::{Answer, Reply};
 
     fn asked(longest: Duration) -> QueuedRequest {
         QueuedRequest {
@@ -346,6 +340,42 @@ mod tests {
             let number = state.join(&mut deferred, entry, number, joined);
             assert_eq!(state.entries[&number].ends_undecided(false, false, timeout), ends);
         }
+    }
+
+    /// A request that was dropped behind a pause was also subtracted from those of the call in
+    /// flight, and a request of that call whose maximum wait had passed was not.
+    #[test]
+    fn each_request_of_a_held_queue_counts_until_it_ends() {
+        let (mut deferred, second) = (Deferred::default(), Nanos::new(1_000_000_000));
+        let mut state = State::default();
+        let sent = Entry { was_held: true, ..Entry::new(asked(Duration::from_secs(1)), Nanos::ZERO) };
+        state.in_line.add(sent.position(0), &sent);
+        state.in_line.hold(second, Nanos::ZERO);
+        state.in_line.leave(1);
+        state.entries.insert(0, Entry { stage: Stage::Sent, ..sent });
+        for number in [1, 2] {
+            let reply = Reply {
+                answer: Answer::Predicted,
+                wait: Duration::from_secs(9),
+                tightest: None,
+                due: 9,
+                permits: vec![1],
+                limits: Vec::new(),
+                before: Vec::new(),
+            };
+            let stage = Stage::Paused(Booking { due: second, number, reply });
+            state.entries.insert(number, Entry { stage, ..Entry::new(asked(Duration::MAX), Nanos::ZERO) });
+            state.paused.insert(number);
+            state.booked.add(1);
+        }
+        let mut requests = vec![state.load().requests];
+        state.displace(&mut deferred, vec![1], Nanos::ZERO);
+        requests.push(state.load().requests);
+        assert!(state.drop_request(&mut deferred, 2, Nanos::ZERO).is_some());
+        requests.push(state.load().requests);
+        state.end_wait(0, false, Duration::ZERO, second.saturating_add(Nanos::new(1)));
+        requests.push(state.load().requests);
+        assert_eq!(requests, [3, 2, 1, 0]);
     }
 
     /// Regression: a request behind a pause queued again between two steps, and was sent.

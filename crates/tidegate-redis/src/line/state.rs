@@ -213,13 +213,21 @@ impl State {
         }
     }
 
+    /// Drops a request. Returns its entry.
+    pub(super) fn drop_request(&mut self, deferred: &mut Deferred, number: u64, now: Nanos) -> Option<Entry> {
+        // Before it leaves a pause: a request behind a pause is in no call.
+        self.in_line.drop_undecided(number, self.entries.get(&number)?);
+        self.unbook(deferred, number, now);
+        self.entries.remove(&number)
+    }
+
     /// Drops waiting requests for a newcomer.
     pub(super) fn displace(&mut self, deferred: &mut Deferred, victims: Vec<u64>, now: Nanos) {
         for victim in victims {
-            self.unbook(deferred, victim, now);
-            if let Some(Entry { asked, stage: Stage::Sent, .. }) = self.entries.get(&victim) {
-                self.in_line.drop_left(bounds::sum(&asked.costs));
+            if let Some(entry) = self.entries.get(&victim) {
+                self.in_line.drop_undecided(victim, entry);
             }
+            self.unbook(deferred, victim, now);
             self.answer(deferred, victim, Outcome::Refused(Refusal::Displaced.into()));
         }
     }

@@ -140,11 +140,12 @@ impl Ticket {
         let number = self.number;
         self.is_over = true;
         self.line.visit(|state, deferred, now| {
+            // Before it leaves a pause: a request behind a pause is in no call.
+            state.in_line.drop_undecided(number, state.entries.get(&number)?);
             if let Some(predicted) = state.leave_pause(number) {
                 state.give_back(predicted);
             }
             let entry = state.entries.remove(&number)?;
-            state.in_line.drop_undecided(number, &entry);
             deferred.wakers.extend(entry.waker);
             match entry.stage {
                 Stage::Answered(Outcome::Granted(granted)) => Some(granted),
@@ -182,9 +183,7 @@ impl Drop for Ticket {
         }
         let number = self.number;
         let _gone = self.line.visit(|state, deferred, now| {
-            state.unbook(deferred, number, now);
-            let mut entry = state.entries.remove(&number)?;
-            state.in_line.drop_undecided(number, &entry);
+            let mut entry = state.drop_request(deferred, number, now)?;
             if let Stage::Answered(Outcome::Granted(granted)) =
                 std::mem::replace(&mut entry.stage, Stage::Sent)
                 && granted.reply.answer == Answer::Done
