@@ -115,7 +115,8 @@ impl Entry {
         let longest = match *longest {
             _ if self.full || *shadow => Duration::ZERO,
             Duration::MAX => Duration::MAX,
-            _ => self.last().saturating_since(now).as_duration(),
+            // The clock was read before the lock, so the reading may be older than the request.
+            _ => self.last().saturating_since(now.max(self.joined)).as_duration(),
         };
         let mode = match () {
             () if *shadow => Mode::Shadow,
@@ -196,5 +197,20 @@ impl Entry {
     /// maximum wait from the time at which it decides.
     pub(super) fn latest(&self, turn: Turn) -> Nanos {
         self.last().max(turn.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Requests that must not wait were booked for up to half a millisecond.
+    #[test]
+    fn an_older_reading_of_the_clock_prolongs_no_wait() {
+        for longest in [Duration::ZERO, Duration::from_millis(3)] {
+            let asked = QueuedRequest { longest, ..QueuedRequest::default() };
+            let mut entry = Entry::new(asked, Nanos::new(2_000));
+            assert_eq!(entry.send(Nanos::new(1_000), false, false).longest, longest);
+        }
     }
 }
