@@ -98,13 +98,14 @@ pub(super) fn grant(set: &Set, ask: &OwnedRequest, granted: &Granted) -> Grant {
     if granted.reply.answer == Answer::Shadow {
         return Grant::new(0, Nanos::ZERO);
     }
-    // A grant reports the permits of a member that the request does not name. If the request names
-    // all members, the grant reports the request's own number.
-    let unnamed =
-        set.members.iter().position(|member| ask.named.iter().all(|(name, _)| *name != member.name));
-    let permits = match unnamed {
-        Some(i) => granted.reply.permits[i],
-        None => ask.all_else.permits.into(),
+    // A grant reports the permits of the only member, or of a member that the request does not
+    // name. If the request names all members, the grant reports the request's own number.
+    let is_named = |name: &str| ask.named.iter().any(|(named, _)| named == name);
+    let unnamed = set.members.iter().position(|member| !is_named(&member.name));
+    let permits = match (&granted.reply.permits[..], unnamed) {
+        ([permits], _) => *permits,
+        (all, Some(i)) => all[i],
+        (_, None) => ask.all_else.permits.into(),
     };
     let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);
     match set.tightest(&granted.reply).filter(|_| ask.all_else.wants_left) {

@@ -130,6 +130,18 @@ fn a_request_for_up_to_a_number_takes_what_all_have() {
     });
 }
 
+/// A grant over a store reported one permit.
+#[test]
+fn a_cost_of_the_only_limit_is_what_was_granted() {
+    for line in policies() {
+        compare(line, |world| {
+            let limiter = world.limit(line);
+            world.advance(3 * SECOND);
+            let _ = world.try_acquire(&limiter, [("limit", 3)]);
+        });
+    }
+}
+
 #[test]
 fn what_can_never_be_granted_is_refused_for_good() {
     compare_both("errors", |world| {
