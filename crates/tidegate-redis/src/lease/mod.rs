@@ -27,7 +27,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Grant, Nanos, RateLimiter,
+    AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Nanos, RateLimiter,
     Refusal, Request, Timer,
 };
 use tokio::sync::{Notify, oneshot};
@@ -93,13 +93,10 @@ impl Leases {
     ) -> Option<Result<AllPermits, AllRefusal>> {
         let answer = match &self.all {
             Some(all) => all.try_acquire_many(request.clone()),
-            None => {
-                let (alone, reported) = self.single_request(request)?;
-                match self.limiters[0].try_acquire_many(alone) {
-                    Ok(grant) => return Some(Ok(permits(&grant, reported))),
-                    Err(refusal) => Err(self.refused(refusal)),
-                }
-            }
+            None => match self.limiters[0].try_acquire_many(self.single_request(request)?) {
+                Ok(grant) => return Some(Ok(grant.into())),
+                Err(refusal) => Err(self.refused(refusal)),
+            },
         };
         match answer {
             Ok(permits) => Some(Ok(permits)),
@@ -116,10 +113,7 @@ impl Leases {
     pub(crate) fn acquire(&self, request: &AllRequest<'_>) -> Option<Wait> {
         match &self.all {
             Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
-            None => {
-                let (alone, reported) = self.single_request(request)?;
-                Some(Wait::One(self.limiters[0].acquire_owned(alone), reported))
-            }
+            None => Some(Wait::One(self.limiters[0].acquire_owned(self.single_request(request)?))),
         }
     }
 
@@ -360,26 +354,23 @@ impl Leases {
         }
     }
 
-    /// Returns what a request asks of the only limit, and, if it names that limit, how many permits
-    /// its grant reports. `None` if it names another limit.
-    fn single_request(&self, request: &AllRequest<'_>) -> Option<(Request, Option<u32>)> {
+    /// Returns what a request asks of the only limit; `None` if it names another limit.
+    fn single_request(&self, request: &AllRequest<'_>) -> Option<Request> {
         let mut alone = request.to_request();
-        let unnamed = alone.permits;
-        let mut reported = None;
         for (name, n) in request.costs() {
             if name != self.set.members[0].name {
                 return None;
             }
-            (alone.permits, alone.most, reported) = (n, n, Some(unnamed));
+            (alone.permits, alone.most) = (n, n);
         }
-        Some((alone, reported))
+        Some(alone)
     }
 
     async fn answer(&self, wait: Wait) -> Result<AllPermits, AllRefusal> {
         match wait {
             Wait::All(wait) => wait.await,
-            Wait::One(wait, reported) => match wait.await {
-                Ok(grant) => Ok(permits(&grant, reported)),
+            Wait::One(wait) => match wait.await {
+                Ok(grant) => Ok(grant.into()),
                 Err(refusal) => Err(self.refused(refusal)),
             },
         }
@@ -541,15 +532,8 @@ impl Drop for Driving {
 
 /// A wait in the queue of this process.
 pub(crate) enum Wait {
-    One(AcquireOwned<Lease>, Option<u32>),
+    One(AcquireOwned<Lease>),
     All(AcquireAll),
-}
-
-/// Returns the permits of a grant of the only limit. The grant of a request that names the limit
-/// reports how many permits the request asks of the others, as a grant by the store does.
-fn permits(grant: &Grant, reported: Option<u32>) -> AllPermits {
-    let reported = reported.unwrap_or(grant.permits());
-    Grant::new(reported, Nanos::from_duration(grant.waited())).into()
 }
 
 /// The shortest `retry_after` of a refused request while a lease is asked for.
