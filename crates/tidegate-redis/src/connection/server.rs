@@ -154,7 +154,7 @@ impl Server {
         {
             return Err(rest.failure.clone());
         }
-        let made = self.first_made().await;
+        let made = first_made(|| self.wire.connect()).await;
         *lock(&self.rest) = match &made {
             Err(failure @ Failure::Misconfigured(_)) => {
                 let length = next_rest(last.map(|rest| rest.length));
@@ -177,18 +177,6 @@ impl Server {
         }
         *lock(&self.watch) = watch;
         Ok(connection)
-    }
-
-    /// Returns the connection, or the failure, that comes first.
-    async fn first_made(&self) -> Result<Connection, Failure> {
-        let mut begun = FuturesUnordered::new();
-        for longest in CONNECTING {
-            begun.push(self.wire.connect());
-            if let Ok(Some(made)) = tokio::time::timeout(longest, begun.next()).await {
-                return made;
-            }
-        }
-        Err(Failure::NotRun("could not be connected to".into()))
     }
 
     /// The failure of a call that had no connection at its deadline. The server may be gone for
@@ -290,6 +278,26 @@ impl Server {
     }
 }
 
+/// Returns the first connection that is made, or a failure if none is left.
+async fn first_made<T, F>(begin: impl Fn() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let (mut begun, mut failed) = (FuturesUnordered::new(), None);
+    for longest in CONNECTING {
+        begun.push(begin());
+        let end = tokio::time::Instant::now() + longest;
+        while let Ok(Some(made)) = tokio::time::timeout_at(end, begun.next()).await {
+            match made {
+                // An earlier connection may only be slow.
+                Err(failure) if !begun.is_empty() => failed = Some(failure),
+                made => return made,
+            }
+        }
+    }
+    Err(failed.unwrap_or_else(|| Failure::NotRun("could not be connected to".into())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,5 +319,29 @@ mod tests {
         }
         silent.set_nonblocking(true).expect("a socket");
         assert_eq!(std::iter::from_fn(|| silent.accept().ok()).count(), 2 * CONNECTING.len());
+    }
+
+    /// A server that refuses a second connection once hid the first one, which was slow.
+    #[tokio::test(start_paused = true)]
+    async fn the_first_connection_that_is_made_counts() {
+        let refused = || Failure::NotRun("no free connection".into());
+        // For each connection, how long it takes, and whether it is made; and for all, the same.
+        for (connections, ends, is_made) in [
+            (&[(1_400, true), (0, false)][..], 1_400, true),
+            (&[(9_000, true), (0, false), (100, true)], 3_100, true),
+            (&[(9_000, true), (9_000, true), (9_000, true)], 5_000, false),
+            (&[(1_200, false), (300, false)], 1_300, false),
+            (&[(200, false)], 200, false),
+        ] {
+            let (next, began) = (AtomicUsize::new(0), tokio::time::Instant::now());
+            let made = first_made(|| {
+                let (takes, is_made) = connections[next.fetch_add(1, Ordering::Relaxed)];
+                async move {
+                    tokio::time::sleep(Duration::from_millis(takes)).await;
+                    if is_made { Ok(()) } else { Err(refused()) }
+                }
+            });
+            assert_eq!((made.await.is_ok(), began.elapsed()), (is_made, Duration::from_millis(ends)));
+        }
     }
 }

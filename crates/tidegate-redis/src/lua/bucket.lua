@@ -132,8 +132,8 @@ do
   end
 
   -- Returns the time until a level is as full as a new state, including its cap. A process of
-  -- slower terms would see a new state before; its bucket takes a span to fill, and more with a
-  -- negative level.
+  -- slower terms would see a new state before: its bucket takes `slow` to fill, and as much again
+  -- for each cap that is owed. That is exact if the caps are equal; other caps count wrong.
   local function expires_in(t, level, slow)
     if t[1] == 0 or level <= -MOST then return CENTURY end
     local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
