@@ -346,7 +346,7 @@ fn given_back_in_both_rings_against(taker: fn(&SlidingLog, &LogState)) -> usize 
         thread::spawn(move || taker(&log, &state))
     };
     // Copies the ring. The permits of 15 ns are then where the first ring had the undone permit of
-    // 2 ns, whose link is still there.
+    // 2 ns. That permit's link is still in the first ring.
     undo(15, 3, charge);
     undo(15, 2, charge);
     taking.join().expect("no panic");

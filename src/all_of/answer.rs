@@ -87,9 +87,10 @@ impl AllPermits {
 
     /// Returns the number of permits taken from each rate limiter that the request does not name.
     /// This is the number asked for; or, for a request for [up to](crate::Request::up_to) a number,
-    /// as many as were available; or 0 if the request passed without permits. A limiter of one limit
-    /// that is no [`AllOf`](crate::AllOf) reports the permits of that limit, even if the request
-    /// names it.
+    /// as many as were available; or 0 if the request passed without permits.
+    ///
+    /// A limiter of one limit that is no [`AllOf`](crate::AllOf) reports the permits of that limit,
+    /// even if the request names it.
     ///
     /// # Examples
     ///

@@ -99,7 +99,7 @@ impl Breaker {
     }
 
     /// Ends a rest: a connection was made, so the next call may probe. If the probe fails, the next
-    /// rest is longer.
+    /// rest is longer. A question for the slots of a cluster also connects to servers that rest.
     pub(crate) fn connected(&mut self, now: Instant) {
         if let Some((_, end)) = &mut self.rest {
             *end = now.min(*end);

@@ -325,7 +325,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_first_connection_that_is_made_counts() {
         let refused = || Failure::NotRun("no free connection".into());
-        // For each connection, how long it takes, and whether it is made; and for all, the same.
+        // Each case has the milliseconds that each connection takes, and whether it is made. Then
+        // it has the milliseconds that `first_made` takes, and whether `first_made` succeeds.
         for (connections, ends, is_made) in [
             (&[(1_400, true), (0, false)][..], 1_400, true),
             (&[(9_000, true), (0, false), (100, true)], 3_100, true),

@@ -342,8 +342,8 @@ mod tests {
         }
     }
 
-    /// A request that was dropped behind a pause was also subtracted from those of the call in
-    /// flight, and a request of that call whose maximum wait had passed was not.
+    /// A request that was dropped behind a pause was also subtracted from the requests of the call
+    /// in flight. A request of that call was not subtracted when its maximum wait had passed.
     #[test]
     fn each_request_of_a_held_queue_counts_until_it_ends() {
         let (mut deferred, second) = (Deferred::default(), Nanos::new(1_000_000_000));

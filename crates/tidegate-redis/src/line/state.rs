@@ -158,8 +158,8 @@ impl State {
         }
     }
 
-    /// Serves the class of a booked request. Requests of higher priority may have taken the bookings
-    /// up to the maximum wait of this request: then it is refused.
+    /// Serves the class of a booked request. Requests of higher priority may have taken the
+    /// bookings up to the maximum wait of this request: then this request is refused.
     pub(super) fn serve_booked(&mut self, deferred: &mut Deferred, number: u64, now: Nanos) {
         let Some(Entry { stage: Stage::Booked { class, turn }, .. }) = self.entries.get(&number) else {
             return;

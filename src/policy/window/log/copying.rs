@@ -214,8 +214,9 @@ impl LogState {
     }
 
     /// Continues with a head, when `taken` entries were taken since. Takers may take entries again
-    /// while this reads them. [`copy`](LogState::copy) detects that for the entries that are not
-    /// passed over, so the first of these determines what is passed over, and the time.
+    /// while this reads them. [`copy`](LogState::copy) detects that for the entries that it copies.
+    /// So the first entry to copy determines how many entries are passed over, and the time of the
+    /// copy.
     fn catch_up_to(
         &self,
         copying: &mut Copying,

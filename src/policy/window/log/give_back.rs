@@ -26,8 +26,8 @@
 //! | 5 | | reads 5 entries further back, takes entry 8 | version 1, index 9 | 3 permits | 5 permits |
 //!
 //! A taker that read a slot before it was written for a later version fails in its CAS, and a
-//! refusal checks the head again. A taker that stalls between the head and the slot may find a later
-//! version there: then it leaves the slot as it is. A link is written before the credits that count
+//! refusal checks the head again. A taker that stalls between the head and the slot may find a
+//! later version there: then the taker leaves the slot as it is. A link is written before the credits that count
 //! it: a taker in between leaves out more than it has, and is refused for a moment. If a taker left
 //! out credits by a later clock, the next giver-back counts them again if its own clock says so:
 //! their entries still exist, because taking one of them again would have raised the time of the

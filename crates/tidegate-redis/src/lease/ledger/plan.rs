@@ -90,7 +90,7 @@ pub(crate) enum Outcome {
 /// What all limits together need.
 #[derive(Default)]
 struct Needs {
-    /// What is booked next.
+    /// The permits of each limit that the next booking asks for.
     costs: Costs,
     /// For each limit, how many permits the queued requests wait for, and how many are held.
     lines: Vec<(u64, u64)>,
@@ -149,7 +149,7 @@ impl Ledger {
         if needs.is_idle { Plan::Idle } else { Plan::Rest(ends) }
     }
 
-    /// Returns what is booked next, and what goes back before.
+    /// Returns what the limits need, and the permits that go back to the store before it is booked.
     fn needs(&self, state: &mut State, now: Nanos, in_line: usize, are_left: bool) -> (Needs, Vec<Return>) {
         let is_overloaded = now < state.overloaded_till;
         let mut returns = Vec::new();
