@@ -27,11 +27,11 @@
 //!
 //! A taker that read a slot before it was written for a later version fails in its CAS, and a
 //! refusal checks the head again. A taker that stalls between the head and the slot may find a
-//! later version there: then the taker leaves the slot as it is. A link is written before the credits that count
-//! it: a taker in between leaves out more than it has, and is refused for a moment. If a taker left
-//! out credits by a later clock, the next giver-back counts them again if its own clock says so:
-//! their entries still exist, because taking one of them again would have raised the time of the
-//! head.
+//! later version there: then the taker leaves the slot as it is. A link is written before the
+//! credits that count it: a taker in between leaves out more than it has, and is refused for a
+//! moment. If a taker left out credits by a later clock, the next giver-back counts them again if
+//! its own clock says so: their entries still exist, because taking one of them again would have
+//! raised the time of the head.
 //!
 //! # Refunds
 //!
