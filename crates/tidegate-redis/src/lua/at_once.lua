@@ -1,22 +1,70 @@
--- Decides the plain request by the functions of its algorithm. A bucket has decided it before, or
--- leaves it to the files behind this one.
+-- Decides the plain requests at several limits, or at one limit other than a bucket. Most tables
+-- have their final size from the beginning, because growing takes longer than the arithmetic of a
+-- decision.
 
-local kind = is_plain and kinds[parse('>d', ARGV[2])]
-if kind and kind ~= kinds[BUCKET] then
-  local l = {terms = {parse(kind.terms, ARGV[2], 17)}, first = 41, now = now, booked = booked}
-  kind.read(l, values[1])
-  local due, ends, state = kind.due(l, now, n), kind.expires(l), nil
-  if due then
-    if due == now then
-      kind.take(l, now, n)
-      state, ends = kind.value(l), kind.expires(l)
+-- Returns whether a state that is full is better than a new one.
+local function lingers(l)
+  return l.kind == kinds[BUCKET] and l.terms[10] > 0
+end
+
+if is_plain then
+  local limits, fields = {nil, nil, nil}, {1, 0, 0, now, nil, nil, nil}
+  local due, decided, asks, first = now, 0, false, 1
+  for i = 1, #KEYS do
+    local number, own = parse('>dd', ARGV[2], first)
+    local kind, writes, booked, held = kinds[number], begins(values[i])
+    if i > 1 then n, most = parse('>dd', ARGV[3], 17 + 16 * i) end
+    if not writes or most > n then break end
+    local l = {
+      kind = kind, terms = {parse(kind.terms, ARGV[2], first + 16)}, first = 41,
+      now = now, booked = booked, held = held, shift = 0, due = now,
+      text = pack('>ddddd', writes + 1, now, now, held, 0), option = '', time = '',
+    }
+    first = first + 8 + 8 * #kind.terms
+    kind.read(l, values[i])
+    if n > 0 then
+      local one = kind.due(l, now, n)
+      if not one then break end
+      if own < longest then longest = own end
+      asks, l.due = true, one
+      if one > due then due, fields[3] = one, i end
     end
-    local available, full, next_at
-    if not state or wants_state == 1 then
-      available, full = kind.left(l, now)
-      next_at = available > 0 and now or kind.due(l, now, 1)
+    limits[i], fields[4 + i], decided = l, n, i
+  end
+  local wait = due - now
+  -- A request that may wait is left to the other files, and one for which a key is to be kept.
+  local is_decided = asks and decided == #KEYS and (wait == 0 or wait > longest)
+  for i = 1, is_decided and wait > 0 and #KEYS or 0 do
+    local l = limits[i]
+    local till = due + (lingers(l) and SLACK or 0)
+    if l.due > now and (not values[i] or l.kind.expires(l) < till) then is_decided = false end
+  end
+  if is_decided then
+    -- All keys are read before the first one is written.
+    for i = 1, wait > 0 and 0 or #KEYS do
+      local l = limits[i]
+      if fields[4 + i] > 0 then
+        l.kind.take(l, now, fields[4 + i])
+        l.shift = 0
+        l.text = l.text .. l.kind.value(l)
+        local ends = max(now, min(l.kind.expires(l), now + CENTURY))
+        l.option, l.time = expiry(KEYS[i], ends, values[i] and lingers(l))
+      end
     end
-    local reply = decide(state, ends, false, available, full, next_at, due, due)
-    if reply then return reply end
+    for i = 1, (wait > 0 or wants_state == 1) and #KEYS or 0 do
+      local l = limits[i]
+      local available, full = l.kind.left(l, now)
+      local next_at = available > 0 and now or l.kind.due(l, now, 1)
+      report(fields, i, available, full, next_at, wait > 0 and 0 or available)
+    end
+    if wait > 0 then
+      fields[1], fields[2], fields[4] = mode == 1 and 2 or 0, wait, 0
+      return {fields}
+    end
+    for i = 1, #KEYS do
+      local l = limits[i]
+      if fields[4 + i] > 0 then write(KEYS[i], l.text, l.option, l.time) end
+    end
+    return {fields}
   end
 end

@@ -147,12 +147,13 @@ do
     return time
   end
 
-  -- The plain request, unless the terms have changed, or a pause has spent permits.
-  if is_plain then
+  -- The plain request at one bucket, unless the terms have changed, or a pause has spent permits.
+  if is_plain and #KEYS == 1 then
     local t, value = {parse('>ddddddddddd', ARGV[2], 17)}, values[1]
     local unit = t[7] == 2 and t[1] or t[2]
     local level, old, spent, slow, peaks, _ = t[5], unit, 0, t[11], {}
-    if value then
+    local writes, booked, held = begins(value)
+    if writes and value then
       level, old, spent, _, slow = parse('>ddddd', value, 41)
       slow = max(slow, t[11])
       local count = (#value - 80) / 8
@@ -163,26 +164,36 @@ do
     local price, cap = n * t[2], cap_of(t, n)
     local need = t[7] == 2 and 0 or price
     if
-      old == unit and spent == 0 and t[1] > 0 and need <= cap
+      writes and n > 0 and most <= n and old == unit and spent == 0 and t[1] > 0 and need <= cap
       and level > -MOST and price <= MOST and level - price - t[2] > -MOST
     then
-      local reply
-      local found = filled(t, level, booked, now, MOST)
+      local found, fields = filled(t, level, booked, now, MOST), nil
       if min(found, cap) < need then
-        local due, ends = reached(t, found, now, need), booked + expires_in(t, level, slow)
-        local available, full, next_at = left_of(t, min(found, cap_of(t, 1)), now)
-        reply = decide(nil, ends, nil, available, full, next_at, due, due + (t[10] > 0 and SLACK or 0))
+        local due, own = reached(t, found, now, need), parse('>d', ARGV[2], 9)
+        local till = due + (t[10] > 0 and SLACK or 0)
+        -- A request that may wait, or for which the key is to be kept, is left to the other files.
+        if due - now > min(longest, own) and value and booked + expires_in(t, level, slow) >= till then
+          fields = {mode == 1 and 2 or 0, due - now, 1, 0, n}
+          local available, full, next_at = left_of(t, min(found, cap_of(t, 1)), now)
+          report(fields, 1, available, full, next_at, 0)
+        end
       else
         -- Distinguishes a level that met the cap from one that just filled it.
         peak({peaks = peaks, now = now}, now, min(found, cap + 1))
         level = min(found, cap) - price
-        local available, full, next_at
-        if wants_state == 1 then available, full, next_at = left_of(t, level, now) end
+        fields = {1, 0, 0, now, n}
+        if wants_state == 1 then
+          local available, full, next_at = left_of(t, level, now)
+          report(fields, 1, available, full, next_at, available)
+        end
         local state = pack('>ddddd' .. ('d'):rep(#peaks), level, unit, 0, 0, slow, unpack(peaks))
-        reply = decide(state, now + expires_in(t, level, slow), t[10] > 0, available, full, next_at)
+        local ends = now + min(expires_in(t, level, slow), CENTURY)
+        state = pack('>ddddd', writes + 1, now, now, held, 0) .. state
+        write(KEYS[1], state, expiry(KEYS[1], ends, t[10] > 0 and value))
       end
-      if reply then return reply end
+      if fields then return {fields} end
     end
+    is_plain = false
   end
 
   -- Returns whether the level at an instant must stay the one from before the pause.

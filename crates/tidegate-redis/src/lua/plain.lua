@@ -1,23 +1,27 @@
--- Most calls are a plain request: one request at one limit without bookings ahead, permits that
--- were given back, or a pause, which is granted or refused at once. bucket.lua and at_once.lua
--- decide it before other functions are created, which takes longer than the decision. The files
--- behind these would reply and write the same.
+-- Most calls are plain: one request at limits without bookings ahead, permits that were given back,
+-- or a pause, which is granted or refused at once. bucket.lua decides a plain request at one bucket
+-- before it creates its other functions, which takes longer than the decision. at_once.lua decides
+-- the other ones before the files behind it create theirs. Those files would reply and write the
+-- same.
 
-local writes, booked, held
-local n, longest, mode, wants_state
-local is_plain = false
-
-if not has_back and #KEYS == 1 and #ARGV[3] == 48 then
-  local value, seen, most, _ = values[1], now
+local is_plain = not has_back and #ARGV[3] == 32 + 16 * #KEYS
+local longest, mode, wants_state, n, most
+if is_plain then
+  local _
   _, longest, mode, wants_state, n, most = parse('>dddddd', ARGV[3])
-  if not value then
-    -- This first number is above every booking number of a state that was lost.
-    writes, booked, held = floor(now / 8), now, 0
-  elseif #value >= 40 then
-    writes, seen, booked, held = parse('>dddd', value)
+  is_plain = mode < 2
+end
+
+-- Returns the first numbers of a value: `writes`, `booked` and `held`. Returns nothing if no plain
+-- request can be decided by it.
+local function begins(value)
+  -- This first number is above every booking number of a state that was lost.
+  if not value then return floor(now / 8), now, 0 end
+  if #value < 40 then return end
+  local writes, seen, booked, held = parse('>dddd', value)
+  if writes >= 0 and writes < MAX_WRITES and writes % 1 == 0 and seen <= now and held <= now then
+    return writes, booked, held
   end
-  is_plain = writes and writes >= 0 and writes < MAX_WRITES and writes % 1 == 0
-  is_plain = is_plain and seen <= now and held <= now and mode < 2 and n > 0 and most <= n
 end
 
 -- Returns when a key expires, as an option of `SET` and its value. If the limit `lingers`, its key
@@ -36,26 +40,9 @@ local function write(key, value, option, time)
   call('SET', key, value, option, time)
 end
 
-local decide
-if is_plain then
-  -- Grants the plain request. `state` begins the numbers of the algorithm. Without a `state`,
-  -- refuses the request, which is due at an instant. Returns the reply; or nothing if the request
-  -- may wait, or if the key is to be kept for it, because it expires before `till`.
-  function decide(state, ends, lingers, available, full, next_at, due, till)
-    local fields
-    if state then
-      local value = pack('>ddddd', writes + 1, now, now, held, 0) .. state
-      local key = KEYS[1]
-      write(key, value, expiry(key, max(now, min(ends, now + CENTURY)), lingers and values[1]))
-      fields = {1, 0, 0, now, n}
-      if wants_state == 0 then return {fields} end
-    else
-      local wait, most = due - now, parse('>d', ARGV[2], 9)
-      if wait <= min(longest, most) or not values[1] or ends < till then return end
-      fields = {mode == 1 and 2 or 0, wait, 1, 0, n}
-    end
-    fields[6], fields[7], fields[8] = available, full - now, next_at - now
-    fields[9], fields[10] = 0, state and available or 0
-    return {fields}
-  end
+-- Adds the state of the i-th limit to the reply to a plain request.
+local function report(fields, i, available, full, next_at, there)
+  local k = #KEYS + 5 * i
+  fields[k], fields[k + 1] = available, full and full - now or -1
+  fields[k + 2], fields[k + 3], fields[k + 4] = next_at and next_at - now or -1, 0, there
 end

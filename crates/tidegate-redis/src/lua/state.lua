@@ -218,11 +218,6 @@ if operation ~= 'reserve' then
   end
 end
 
--- Returns whether a state that is full is better than a new one.
-local function lingers(l)
-  return l.kind == kinds[BUCKET] and l.terms[10] > 0
-end
-
 local function write_changed()
   -- All keys are read before the first one is written: a script that may not read changes nothing.
   local writes = {}
