@@ -449,8 +449,8 @@ impl AnyLimiter {
 
     /// Gives back permits that were acquired and not used: pass the costs that the call got. See
     /// [`AllOf::refund`](crate::AllOf::refund). A single limiter is its own only member, with the
-    /// name `limit`. A limiter over a store gives nothing back: if a call may not use its permits,
-    /// [reserve](AnyLimiter::reserve) them.
+    /// name `limit`. Permits in use go back when they are dropped, so a counting limit gives
+    /// nothing back here. A limiter over a store sends a message to the store.
     ///
     /// # Errors
     ///
@@ -721,6 +721,13 @@ impl AnyReservation {
     /// charges nothing.
     pub fn settle<'a>(self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         self.0.settle(&used.into())
+    }
+
+    /// Takes back the whole reservation, as far as possible: for a call that failed or was not
+    /// made. Like [`settle`](AnyReservation::settle) with 0 for each limit.
+    pub fn settle_unused(self) {
+        // The request names no limit, so no name is unknown.
+        let _ = self.settle(0);
     }
 }
 

@@ -199,6 +199,12 @@ fn a_composite_settles_by_name() {
     assert!(matches!(poll(&mut reservation), Poll::Ready(Ok(grant)) if grant.permits() == 1));
     reservation.settle([("tokens", 300)]).expect("a member");
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
+    for is_claimed in [true, false] {
+        let mut reservation = any.reserve([("tokens", 500)]).expect("available");
+        assert!(!is_claimed || poll(&mut reservation).is_ready());
+        reservation.settle_unused();
+        assert_eq!((calls.status().available, tokens.status().available), (9, 700));
+    }
 
     let reservation = any.reserve([("tokens", 100)]).expect("available");
     let refusal = reservation.settle([("tonkes", 1)]).expect_err("no member");

@@ -1309,6 +1309,8 @@ fn a_reserved_call_is_settled_with_what_it_used() {
     assert_eq!(limiter.status().available, 50);
     drop(begun(&mut api.reserve(10).unwrap()));
     assert_eq!((api.in_flight(), limiter.status().available), (0, 40));
+    begun(&mut api.reserve(10).unwrap()).settle_unused();
+    assert_eq!((api.in_flight(), limiter.status().available), (0, 40));
     assert!(begun(&mut api.reserve(10).unwrap()).settle([("tokens", 1)]).is_err());
     // A call that was acquired has used its permits.
     api.try_acquire_many(10).unwrap().settle(0).unwrap();

@@ -26,6 +26,9 @@ pub(crate) fn pause_left(reported: Duration) -> Duration {
     if reported > Duration::from_micros(LONGEST / 2) { Duration::MAX } else { reported }
 }
 
+/// Instead of the time of a grant: permits are given back now, whenever they were granted.
+pub(crate) const NO_GRANT: i64 = -1;
+
 /// The part that reads the time.
 pub(crate) const TIME: &str = include_str!("lua/time.lua");
 
@@ -120,8 +123,8 @@ pub(crate) enum Operation {
         due: i64,
     },
     Debit,
-    /// Gives back permits of a grant whose time has come. A window that no longer counts them takes
-    /// none.
+    /// Gives back permits of a grant whose time has come, or of no particular grant if `due` is
+    /// [`NO_GRANT`]. A window that no longer counts them takes none.
     Refund {
         due: i64,
     },

@@ -104,6 +104,13 @@ impl Call {
             Held::Nothing | Held::Permits(_) => Ok(()),
         }
     }
+
+    /// Ends a call that was reserved and not made: all its reserved permits go back. Like
+    /// [`settle`](Call::settle) with 0 for each limit.
+    pub fn settle_unused(self) {
+        // The request names no limit, so no name is unknown.
+        let _ = self.settle(0);
+    }
 }
 
 impl Drop for Call {

@@ -29,7 +29,7 @@ use crate::guarded::guarded;
 use crate::line::{Line, Outcome, Returning, Ticket};
 use crate::methods::methods;
 use crate::observe::Watch;
-use crate::script::{Operation, Reply};
+use crate::script::{NO_GRANT, Operation, Reply};
 use crate::set::{Cost, Costs, Fallback};
 use crate::store::Away;
 use request::{Admitted, OwnedRequest, report_granted};
@@ -39,8 +39,7 @@ use reserved::StoreReservation;
 ///
 /// [`Store::limiter`](crate::Store::limiter) builds it. One round trip decides a request for all
 /// limits together, all or nothing. Requests that come during a round trip share the next one.
-/// `AnyLimiter::from(limiter.clone())` is the handle that every adapter of `tidegate` takes. The
-/// handle also has calls that this type does not have, such as [`reserve`](AnyLimiter::reserve).
+/// `AnyLimiter::from(limiter.clone())` is the handle that every adapter of `tidegate` takes.
 ///
 /// # Fairness
 ///
@@ -71,8 +70,8 @@ use reserved::StoreReservation;
 /// # Whom a call concerns
 ///
 /// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
-/// [`keep_at_most`](AnyLimiter::keep_at_most) and [`reset`](StoreLimiter::reset) change the limits
-/// of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
+/// [`refund`](AnyLimiter::refund), [`keep_at_most`](AnyLimiter::keep_at_most) and
+/// [`reset`](StoreLimiter::reset) change the limits of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
 /// and the bounds of the queue apply to this limiter and its clones. [A
 /// table](crate::operating#whom-a-call-concerns) lists the calls of all limiters over a store.
 ///
@@ -104,10 +103,11 @@ use reserved::StoreReservation;
 /// other tasks wait meanwhile. The [non-blocking handle](AnyLimiter::non_blocking), which adapters
 /// use, blocks no thread.
 ///
-/// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) do not wait for a reply: they send
-/// a message, which is lost if the process ends at once, or if the store is away. The methods
-/// [`pause`](StoreLimiter::pause) and [`debit`](StoreLimiter::debit) of this type wait for the
-/// reply, as does [`Store::flush`](crate::Store::flush), and return an error if there is none.
+/// [`pause`](AnyLimiter::pause), [`debit`](AnyLimiter::debit) and [`refund`](AnyLimiter::refund) do
+/// not wait for a reply: they send a message, which is lost if the process ends at once, or if the
+/// store is away. The methods [`pause`](StoreLimiter::pause), [`debit`](StoreLimiter::debit) and
+/// [`refund`](StoreLimiter::refund) of this type wait for the reply, as does
+/// [`Store::flush`](crate::Store::flush), and return an error if there is none.
 ///
 /// A [`CancelToken`](tidegate::CancelToken) of the thread ends a `blocking_acquire`. It does not
 /// end the round trip of any other call.
@@ -306,6 +306,25 @@ impl StoreLimiter {
     pub async fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         let costs = self.debited(&costs.into())?;
         self.ask(Operation::Debit, &costs).await.map(drop)
+    }
+
+    /// Gives permits back to all processes, like [`AnyLimiter::refund`], and waits until the store
+    /// has them. The reservation of a request can be [settled](tidegate::AnyReservation::settle)
+    /// instead, which gives back just what this grant took.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the store may still get the permits.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`AnyLimiter::refund`], and [`Refusal::Unavailable`] if the store did
+    /// not reply. The store may still have got the permits.
+    pub async fn refund<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        let costs = self.debited(&costs.into())?;
+        self.ask(Operation::Refund { due: NO_GRANT }, &costs).await?;
+        self.0.move_up(&costs);
+        Ok(())
     }
 
     /// Takes permits of a limit from all processes, like [`AnyLimiter::keep_at_most`]. Returns how
@@ -684,9 +703,10 @@ impl Limiter for StoreLimiter {
         Ok(())
     }
 
-    /// Gives nothing back: the store would have to know when the permits were granted.
+    /// Does not wait for the reply.
     fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.debited(costs).map(drop)
+        self.0.settle(NO_GRANT, &self.debited(costs)?);
+        Ok(())
     }
 
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {

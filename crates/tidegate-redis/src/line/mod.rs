@@ -390,7 +390,13 @@ impl Line {
     /// requests move up to them.
     pub(crate) fn settle(self: &Arc<Line>, due: i64, unused: &Costs) {
         drop(self.refund(due, unused));
-        self.visit(|state, _, now| state.ask_for_settled(unused, now));
+        self.move_up(unused);
+    }
+
+    /// Lets waiting requests move up to permits that the store was given back.
+    pub(crate) fn move_up(self: &Arc<Line>, back: &Costs) {
+        self.forget();
+        self.visit(|state, _, now| state.ask_for_settled(back, now));
     }
 
     /// Gives back permits of a grant that was due at `due`.

@@ -42,8 +42,10 @@ elseif operation == 'debit' then
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
+    local due = place
+    if place < 0 then due = l.now < l.held and charged_at(l) or l.now end
     -- A state gets no refund of a grant that is still ahead, except after the clock was set back.
-    if l.n > 0 and l.value and place <= max(l.now, l.booked) then give(l, l.n, place) end
+    if l.n > 0 and l.value and due <= max(l.now, l.booked) then give(l, l.n, due) end
   end
 elseif operation == 'keep' then
   other = {}

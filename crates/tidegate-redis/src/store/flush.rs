@@ -15,8 +15,8 @@ impl Store {
     ///
     /// Some calls do not wait for the messages that they send: dropped permits in use, dropped
     /// waits, settled reservations, unused permits, permits on lease of a dropped limiter, and
-    /// [`pause`] and [`debit`] of an [`AnyLimiter`]. A process that ends before these messages are
-    /// sent loses them. Call this method at the end of a program, after permits and limiters are
+    /// [`pause`], [`debit`] and [`refund`] of an [`AnyLimiter`]. A process that ends before these
+    /// messages are sent loses them. Call this method at the end of a program, after permits and limiters are
     /// dropped, and wherever a program must know that its pause was carried out.
     ///
     /// The process leaves the count of [`clients`](Store::clients), and is counted again from its
@@ -56,6 +56,7 @@ impl Store {
     ///
     /// [`pause`]: tidegate::AnyLimiter::pause
     /// [`debit`]: tidegate::AnyLimiter::debit
+    /// [`refund`]: tidegate::AnyLimiter::refund
     /// [`AnyLimiter`]: tidegate::AnyLimiter
     pub async fn flush(&self) -> Result<(), StoreError> {
         let pending = &self.0.shared.pending;

@@ -333,6 +333,46 @@ fn debits_and_settled_reservations_count_for_every_policy() {
     }
 }
 
+/// Each policy: a refund names no grant.
+#[test]
+fn a_refund_gives_back_permits_for_every_policy() {
+    for line in policies() {
+        compare_both(line, |world| {
+            let limiter = world.limit(line);
+            world.advance(3 * SECOND);
+            let most = world.status(&limiter).members[0].1.available;
+            let most = u32::try_from(most).expect("a few");
+            drop(world.try_acquire(&limiter, most).expect("all permits"));
+            for refund in [1, 2, 60] {
+                world.call("refund", || limiter.refund(refund)).expect("a refund");
+                world.status(&limiter);
+                let _ = world.try_acquire(&limiter, most.min(3));
+                world.advance(MS);
+            }
+            world.call("debit", || limiter.debit(5)).expect("a debit");
+            world.call("refund", || limiter.refund([("limit", 3)])).expect("a refund");
+            world.call("refund", || limiter.refund([("lmit", 3)])).expect_err("an unknown name");
+            world.status(&limiter);
+            let _ = world.try_acquire(&limiter, 1);
+        });
+    }
+}
+
+/// Of several limits a refund concerns those that it names.
+#[test]
+fn a_refund_gives_back_permits_by_name() {
+    compare_both("refunds", |world| {
+        let api = world.limiter(&LIMITS);
+        drop(world.try_acquire(&api, [("tokens", 90)]).expect("granted"));
+        world.call("refund", || api.refund([("tokens", 40)])).expect("a refund");
+        world.status(&api);
+        world.call("refund", || api.refund([("tokens", 0), ("calls", 1)])).expect("a refund");
+        world.status(&api);
+        world.call("refund", || api.refund([("tokns", 1)])).expect_err("an unknown name");
+        world.status(&api);
+    });
+}
+
 #[test]
 fn a_reservation_is_settled_by_name_and_a_dropped_one_leaves_nothing() {
     compare_both("reservations", |world| {

@@ -32,6 +32,8 @@ fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucke
             drop(world.call("pause", || limiter.pause(pause)));
         }
         14 => drop(world.call("resume", || limiter.resume())),
+        // After refunds more is granted than a limit of a few permits grants: leases pay.
+        15 if with_all => drop(world.call("refund", || limiter.refund(n))),
         _ => {
             let most = [3, 30, 300, 3_000, 30_000][random.random_range(0..5)];
             world.advance(Duration::from_millis(random.random_range(0..most)));
