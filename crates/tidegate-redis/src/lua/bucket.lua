@@ -499,6 +499,8 @@ do
     function bucket.resume(l)
       l.booked, l.spent = l.booked - min(l.held - l.now, l.shift), 0
       l.shift = 0
+      -- What was charged in the pause counted at its predicted end.
+      for i = 1, #l.peaks, 2 do l.peaks[i] = min(l.peaks[i], l.booked) end
     end
   end
 end

@@ -267,6 +267,9 @@ fn a_debit_in_a_pause_counts_after_it() {
                         let _ = world.try_acquire(&limiter, n);
                         world.status(&limiter);
                     }
+                    // Over a store, the pause that was ended left it no room.
+                    world.call("refund", || limiter.refund(2)).expect("a refund");
+                    world.status(&limiter);
                 });
             }
         }
