@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use tidegate::policy::Change;
 use tidegate::Acquire;
 use tidegate::{
     Grant, ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, Request,
@@ -186,6 +187,31 @@ fn simple_weights() -> Result<(), Refusal> {
     let run = bursty(1);
     assert_eq!(run.acquire_each(&[1, 1, 2, 4, 8, 1])?, ms([0, 1000, 1000, 2000, 4000, 8000]));
     Ok(())
+}
+
+/// The interval of some rates is no whole number of ticks, and each cost is rounded up. The last
+/// stored permit was due a nanosecond late; in Guava it is due at once.
+#[test]
+fn bursty_grants_all_stored_permits_at_once() {
+    let at = |seconds: u64| Nanos::from_duration(Duration::from_secs(seconds));
+    for rate in [1, 3, 6, 7, 9, 11, 13, 18] {
+        let plain = SmoothBursty::new(Rate::per_second(rate));
+        let changed = SmoothBursty::new(Rate::per_second(5));
+        let full = SmoothBursty::new(Rate::per_second(rate)).start_full();
+        for (policy, idle) in [(plain, 10), (changed, 10), (full, 0)] {
+            let state = policy.start(at(0));
+            policy.change(&state, at(0), Change::rate(Rate::per_second(rate))).expect("a rate");
+            let status = policy.status(&state, at(idle));
+            assert_eq!((status.limit, status.available), (rate + 1, rate + 1));
+            assert!(status.full_at <= at(idle));
+            let granted = (0..).take_while(|_| policy.try_acquire(&state, at(idle), 1).is_ok()).count();
+            assert_eq!(granted as u64, rate + 1, "{rate} per second");
+            // As Guava shows it, in microseconds.
+            let refusal = policy.try_acquire(&state, at(idle), 1).expect_err("none is left");
+            let micros = refusal.retry_after().expect("a time").as_micros();
+            assert!((1_000_000 / u128::from(rate)).abs_diff(micros) <= 1, "{rate} per second: {micros}");
+        }
+    }
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub struct SmoothBursty {
     rate: CurrentRate,
     /// The number of ticks for which unused time is saved.
     pub(in crate::policy) max_burst: u64,
-    /// `max_burst`, but at least `RESOLUTION`.
+    /// `max_burst` and `RESOLUTION`.
     saved: u64,
     pub(in crate::policy) start_full: bool,
     /// The tick at which the rate became zero; `ticks::NEVER` if it is not zero.
@@ -143,7 +143,9 @@ pub struct BurstyCharge {
 
 /// Ticks that are always saved: one less than a nanosecond. Times are whole nanoseconds, rounded up
 /// if they come from a tick. A gap of less than a nanosecond is that rounding; charging for it
-/// would slow a limiter without burst by up to a nanosecond per permit.
+/// would slow a limiter without burst by up to a nanosecond per permit. The costs of the stored
+/// permits are rounded up as well: 7 permits cost more than one second of 7 per second, and the
+/// last one would be lost.
 const RESOLUTION: u64 = ticks::PER_NANO - 1;
 
 impl SmoothBursty {
@@ -157,7 +159,7 @@ impl SmoothBursty {
         let second = 1_000_000_000 * ticks::PER_NANO;
         let stopped = AtomicU64::new(if rate.is_zero() { ticks::ORIGIN } else { ticks::NEVER });
         let rate = CurrentRate::new(rate);
-        SmoothBursty { rate, max_burst: second, saved: second, start_full: false, stopped }
+        SmoothBursty { rate, max_burst: second, saved: second + RESOLUTION, start_full: false, stopped }
     }
 
     /// Stores at most `max_burst` worth of permits. Zero stores none.
@@ -183,7 +185,10 @@ impl SmoothBursty {
     /// [`MAX_BURST`](SmoothBursty::MAX_BURST).
     pub fn try_max_burst(self, max_burst: Duration) -> Result<SmoothBursty, PolicyError> {
         match ticks::from_span(max_burst) {
-            Some(ticks) => Ok(SmoothBursty { max_burst: ticks, saved: ticks.max(RESOLUTION), ..self }),
+            Some(ticks) => {
+                let saved = (ticks + RESOLUTION).min(ticks::ORIGIN);
+                Ok(SmoothBursty { max_burst: ticks, saved, ..self })
+            }
             None => Err(PolicyError::MaxBurst { max_burst, limit: SmoothBursty::MAX_BURST }),
         }
     }
@@ -206,6 +211,11 @@ impl SmoothBursty {
         at - self.saved
     }
 
+    /// Returns the state of a limiter that begins at a tick.
+    fn first(&self, at: u64) -> u64 {
+        if self.start_full && self.max_burst > 0 { self.floor(at) } else { at }
+    }
+
     /// Returns the status of a state.
     fn status_of(&self, zero: u64, at: Nanos) -> PolicyStatus {
         let (at, price, stopped) = (ticks::from_nanos(at), self.rate.price(1), self.rate.is_zero());
@@ -215,9 +225,10 @@ impl SmoothBursty {
             None => 0,
             Some(saved) => saved.checked_div(price).map_or(u64::MAX, |stock| stock + 1),
         };
+        let most = self.saved.checked_div(price);
         // Without a limit there is nothing to fill.
-        let stock = if available == u64::MAX { 0 } else { self.max_burst };
-        let limit = self.saved.checked_div(price).map_or(u64::MAX, |stock| stock + 1);
+        let stock = most.map_or(0, |most| self.max_burst.max(most.saturating_mul(price)));
+        let limit = most.map_or(u64::MAX, |most| most + 1);
         let next_at = if stopped { Nanos::MAX } else { ticks::to_nanos(zero) };
         PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
@@ -327,7 +338,7 @@ impl Policy for SmoothBursty {
 
     fn start(&self, now: Nanos) -> BurstyState {
         let now = ticks::from_nanos(now);
-        BurstyState { zero: AtomicU64::new(if self.start_full { now - self.max_burst } else { now }) }
+        BurstyState { zero: AtomicU64::new(self.first(now)) }
     }
 
     #[inline]
@@ -481,7 +492,7 @@ impl Policy for SmoothBursty {
         let level = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Nothing => {
                 kept = false;
-                move_to(state, |_| if self.start_full { at - self.max_burst } else { at })
+                move_to(state, |_| self.first(at))
             }
             // Nothing was counted while unlimited: begin with all stored permits, unless an old
             // debt is still running.
