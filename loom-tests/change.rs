@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::support::{model_of_three, model_up_to};
+use super::support::{LoomClock, model, model_of_three, model_up_to};
+use crate::clock::Clock;
 #[cfg(feature = "keyed")]
 use crate::keyed::KeyPolicy;
 use crate::policy::atomic_word::update;
@@ -186,6 +187,53 @@ fn broken_a_sliding_window_whose_limit_changes_grants_nothing_twice() {
 #[test]
 fn a_bucket_that_changes_forgets_nothing() {
     one_word(|rate| TokenBucket::new(rate, 2));
+}
+
+/// Changes a full bucket of two to twice the rate, while a thread whose clock advances by two
+/// permits takes all. Returns how many permits were granted. Like a real clock, this one is never
+/// behind a reading of another thread.
+fn late_takes(change: impl Fn(&TokenBucket, &BucketState, &LoomClock)) -> usize {
+    let both = Arc::new(taken_from(TokenBucket::new(rate("2/2s"), 2), 0, NOW));
+    let clock = LoomClock::new();
+    clock.set(NOW);
+    let takes = {
+        let (both, clock) = (both.clone(), clock.clone());
+        thread::spawn(move || {
+            clock.set(LATER);
+            (0..2).filter(|_| both.0.try_acquire(&both.1, LATER, 1).is_ok()).count()
+        })
+    };
+    change(&both.0, &both.1, &clock);
+    let taken = takes.join().expect("no panic");
+    taken + (0..4).take_while(|_| both.0.try_acquire(&both.1, LATER, 1).is_ok()).count()
+}
+
+const LATER: Nanos = Nanos::new(15_000_000_000);
+
+fn twice_as_fast() -> Change {
+    Change::rate(rate("4/2s")).keep(Keep::Count)
+}
+
+#[test]
+fn a_bucket_that_becomes_faster_repays_no_permits_that_were_taken_meanwhile() {
+    model(|| {
+        let granted = late_takes(|policy, state, clock| {
+            policy.change_now(state, &|| clock.now(), twice_as_fast()).expect("fits");
+        });
+        assert!(granted <= 2, "no more than a burst");
+    });
+}
+
+/// The broken twin: reads the clock before it has read the state.
+#[test]
+#[should_panic(expected = "no more than a burst")]
+fn broken_a_bucket_that_becomes_faster_repays_no_permits_that_were_taken_meanwhile() {
+    model(|| {
+        let granted = late_takes(|policy, state, clock| {
+            policy.change(state, clock.now(), twice_as_fast()).expect("fits");
+        });
+        assert!(granted <= 2, "no more than a burst");
+    });
 }
 
 /// The time at which buckets change.

@@ -21,7 +21,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.serve_then(|line, visit| {
-            line.change(&self.rule, change.only_part(), || policy.change(state, visit.now, change))?;
+            let now = || self.clock.now().max(visit.now);
+            line.change(&self.rule, change.only_part(), || policy.change_now(state, &now, change))?;
             self.weigh_anew(line, visit);
             Ok(())
         })

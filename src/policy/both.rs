@@ -443,17 +443,26 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         taken
     }
 
+    fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.change_now(state, &|| at, change)
+    }
+
     /// Changes the part that the change names, or the first one. A reset without a part resets all
     /// parts.
-    fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+    fn change_now(
+        &self,
+        state: &Self::State,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
         let Some(part) = change.only_part() else {
-            self.first.change(&state.first, at, change)?;
-            self.second.change(&state.second, at, change)?;
+            self.first.change_now(&state.first, now, change)?;
+            self.second.change_now(&state.second, now, change)?;
             return Ok(0);
         };
         match part.checked_sub(P::PARTS) {
-            None => self.first.change(&state.first, at, change.part(part)),
-            Some(part) if part < Q::PARTS => self.second.change(&state.second, at, change.part(part)),
+            None => self.first.change_now(&state.first, now, change.part(part)),
+            Some(part) if part < Q::PARTS => self.second.change_now(&state.second, now, change.part(part)),
             Some(_) => Err(PolicyError::NoPart { part, parts: Self::PARTS }),
         }
     }

@@ -100,7 +100,9 @@ use crate::time::Nanos;
 /// A rule that decides when permits are due.
 ///
 /// Every method takes the time as an argument and may be called from many threads at once. Times
-/// need not be in ascending order: a caller may have read its clock a moment before another.
+/// need not be in ascending order: a caller may have read its clock a moment before another. Only a
+/// [`change`](Policy::change) must not be made at a time before that of a grant; see
+/// [`change_now`](Policy::change_now).
 ///
 /// Implement this trait to define a custom rule; [`RateLimiter`](crate::RateLimiter) adds the
 /// waiting. The contract has three parts. A refusal changes nothing.
@@ -376,6 +378,25 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// have, or for numbers that are too large. Nothing was changed in this case. A new rate by
     /// itself is never an error: a rate that does not fit is rounded down.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
+
+    /// Like [`change`](Policy::change), at the time that `now` returns. A limiter calls this method
+    /// while requests take permits, and `now` reads its clock.
+    ///
+    /// A bucket cannot distinguish permits that were taken after the time of the change from a
+    /// debt, which a higher rate repays sooner. So it calls `now` after it has read the state: then
+    /// no taken permit is younger. The default calls `now` at the beginning.
+    ///
+    /// # Errors
+    ///
+    /// Like [`change`](Policy::change).
+    fn change_now(
+        &self,
+        state: &Self::State,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
+        self.change(state, now(), change)
+    }
 
     /// Changes the rate, by the policy's own rule. Returns the level of the state afterwards.
     fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate) -> u64 {

@@ -25,6 +25,7 @@ mod leaky;
 mod left;
 mod long_lines;
 mod loops;
+mod overlaps;
 mod panics;
 mod pause;
 mod policies;

@@ -226,7 +226,16 @@ impl Policy for Kind {
     }
 
     fn change(&self, state: &KindState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        kinds!(each [self, policy, KindState(state) => policy.change(state, at, change), else Ok(u64::MAX)])
+        self.change_now(state, &|| at, change)
+    }
+
+    fn change_now(
+        &self,
+        state: &KindState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
+        kinds!(each [self, policy, KindState(state) => policy.change_now(state, now, change), else Ok(u64::MAX)])
     }
 
     fn change_to(&self, new: &Kind) -> Option<Change> {

@@ -397,7 +397,16 @@ impl Policy for AnyPolicy {
     }
 
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.era(state, |policy, state| policy.kind.change(state, at, change))
+        self.change_now(state, &|| at, change)
+    }
+
+    fn change_now(
+        &self,
+        state: &AnyState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
+        self.era(state, |policy, state| policy.kind.change_now(state, now, change))
     }
 
     /// Not to another kind: that requires [`RateLimiter::apply`](crate::RateLimiter::apply).

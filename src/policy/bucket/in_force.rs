@@ -44,6 +44,14 @@
 //! old rate until the time of its call. Likewise, if grants by the new terms move the word back to
 //! exactly the old value, a request that stalled all the while pays the old cost.
 //!
+//! **Time.** A word later than the time of the change is a debt, and a higher rate repays it sooner.
+//! The bad execution is a request that reads the clock after the change did, takes a whole burst
+//! before the conversion, and leaves a word that looks like a debt: the burst would be there again.
+//! So the conversion reads the clock after it has loaded the word in 4. A request reads the clock
+//! before it makes that word in its CAS. If the CAS comes before the load, the clock of the
+//! conversion is no earlier, because clocks are read in the order of threads that see each other's
+//! words.
+//!
 //! Giving back and charging cannot be refused, so these calls wait until the bucket is open. In a
 //! limiter they never meet a change, because both hold the lock of the queue. In a policy that is
 //! used without a limiter, they may count by the old terms if the word stays as it is.
@@ -127,6 +135,18 @@ impl Hot {
     }
 }
 
+/// Opens the bucket with these numbers when it is dropped.
+struct Opens<'a> {
+    hot: &'a Hot,
+    numbers: Numbers,
+}
+
+impl Drop for Opens<'_> {
+    fn drop(&mut self) {
+        self.hot.open(&self.numbers);
+    }
+}
+
 impl Bucket {
     pub(crate) fn terms(&self) -> Terms {
         let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(10);
@@ -173,11 +193,17 @@ impl Bucket {
         self.numbers_and_more()
     }
 
-    pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+    pub(crate) fn change(
+        &self,
+        state: &BucketState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
+        let began = now();
         let writer = self.words.writer();
         let terms = self.terms().changed(change);
         let old = self.numbers_and_more();
-        let tick = ticks::from_nanos(at);
+        let tick = ticks::from_nanos(began);
         // A bucket without a limit is full as soon as time passes, so record since when there is no
         // limit.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
@@ -194,7 +220,11 @@ impl Bucket {
         let filled = old.0.is_unlimited() && !goes_on && tick > old.0.frozen_at;
         // Relaxed: the conversion publishes it (1).
         self.hot.mode.store(CLOSED, Ordering::Relaxed);
+        // If the clock panics, nothing has changed.
+        let mut opens = Opens { hot: &self.hot, numbers: old.0 };
         let Ok(level) = convert(&state.zero, |zero| {
+            // After the word: see "Time".
+            let at = now().max(began);
             // Without a limit, and if no permits are kept, it is unknown what earlier grants took.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
                 Keep::Nothing => (self.starting_word(new, at), false),
@@ -204,7 +234,7 @@ impl Bucket {
             Ok::<_, Infallible>((word, if kept { new.0.step_tick(word) } else { 0 }))
         });
         writer.publish(words(terms, new));
-        self.hot.open(&new.0);
+        opens.numbers = new.0;
         Ok(level)
     }
 }

@@ -228,9 +228,18 @@ impl Shut for LeakyBucket {
 impl Policy for LeakyBucket {
     passed_on_to_bucket!();
 
+    fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.change_now(state, &|| at, change)
+    }
+
     /// The burst is the number of [nodelay](LeakyBucket::nodelay) permits and the one that is
     /// passing. A lower capacity cuts it, and a later higher capacity does not restore it.
-    fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+    fn change_now(
+        &self,
+        state: &BucketState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
         let change = change.of_one_part()?;
         let height = match (change.capacity, change.max_wait) {
             (Some(capacity), _) => Height::Permits(capacity),
@@ -241,7 +250,7 @@ impl Policy for LeakyBucket {
         let most = height.nodelay().saturating_add(1);
         let cut = Some(most).filter(|most| *most < self.bucket.terms().burst);
         let burst = change.burst.map(|burst| burst.clamp(1, most)).or(cut);
-        let level = self.bucket.change(state, at, Change { burst, ..change })?;
+        let level = self.bucket.change(state, now, Change { burst, ..change })?;
         // Relaxed: the height is a bound of waiting, and whole by itself. No permit depends on it.
         self.height.store(height.to_word(), Ordering::Relaxed);
         Ok(level)

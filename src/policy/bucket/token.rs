@@ -236,7 +236,16 @@ impl Policy for TokenBucket {
     passed_on_to_bucket!();
 
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.bucket.change(state, at, change.without_height()?)
+        self.change_now(state, &|| at, change)
+    }
+
+    fn change_now(
+        &self,
+        state: &BucketState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
+        self.bucket.change(state, now, change.without_height()?)
     }
 
     /// A tolerance, and how permits accrue, cannot be changed.

@@ -467,10 +467,19 @@ impl Policy for SmoothBursty {
     }
 
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.change_now(state, &|| at, change)
+    }
+
+    fn change_now(
+        &self,
+        state: &BurstyState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_bursty")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
-        let at = ticks::from_nanos(at);
+        let at = ticks::from_nanos(now());
         // Relaxed: as in `paused`.
         let stopped = match (old.is_zero(), new.is_zero()) {
             (false, true) => self.stopped.swap(at, Ordering::Relaxed),
@@ -503,11 +512,15 @@ impl Policy for SmoothBursty {
             Keep::Ratio => AtomicWord::load(&state.zero),
             Keep::Count => {
                 kept = false;
-                move_to(state, |zero| match zero.checked_sub(at) {
-                    // The debt has saturated, so its amount is lost and no rate makes it less.
-                    _ if zero == ticks::NEVER => zero,
-                    Some(debt) => at.saturating_add(owed(old, debt, new)),
-                    None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
+                move_to(state, |zero| {
+                    // After the state, as in a bucket: `policy/bucket/in_force.rs`.
+                    let at = at.max(ticks::from_nanos(now()));
+                    match zero.checked_sub(at) {
+                        // The debt has saturated, so its amount is lost and no rate makes it less.
+                        _ if zero == ticks::NEVER => zero,
+                        Some(debt) => at.saturating_add(owed(old, debt, new)),
+                        None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
+                    }
                 })
             }
         };

@@ -658,10 +658,19 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.change_now(state, &|| at, change)
+    }
+
+    fn change_now(
+        &self,
+        state: &WarmingUpState,
+        now: &dyn Fn() -> Nanos,
+        change: Change,
+    ) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_warming_up")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
-        let at = ticks::from_nanos(at);
+        let at = ticks::from_nanos(now());
         let level = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Nothing => replace(state, |_| Word {
                 coldness: if self.start_warm { 0 } else { self.warm_up },
@@ -673,6 +682,8 @@ impl Policy for SmoothWarmingUp {
             // Both numbers are times, which do not depend on the rate.
             Keep::Ratio => Word::decode(AtomicWord::load(&state.word)).next,
             Keep::Count => replace(state, |word| {
+                // After the state, as in a bucket: `policy/bucket/in_force.rs`.
+                let at = at.max(ticks::from_nanos(now()));
                 let Word { coldness, next } = self.idled(word, at, old);
                 let coldness = owed(old, coldness, new).min(self.warm_up);
                 let next = match next.checked_sub(at) {

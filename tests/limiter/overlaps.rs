@@ -1,0 +1,87 @@
+//! Requests that overlap with a change of the terms.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::clock::ManualSleep;
+use tidegate::policy::{Change, Keep, Policy};
+use tidegate::{
+    Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp, Timer,
+    TokenBucket,
+};
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A clock that runs some work right after its next reading, before the caller has the result.
+#[derive(Clone)]
+struct Interrupted {
+    clock: ManualClock,
+    next: Arc<Mutex<Option<Work>>>,
+}
+
+impl fmt::Debug for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.clock.fmt(f)
+    }
+}
+
+impl Clock for Interrupted {
+    fn now(&self) -> Nanos {
+        let now = self.clock.now();
+        let work = self.next.lock().expect("no panic").take();
+        work.into_iter().for_each(|work| work());
+        now
+    }
+}
+
+impl Timer for Interrupted {
+    type Sleep = ManualSleep;
+    type RuntimeId = ();
+
+    fn runtime(&self) -> Option<()> {
+        Some(())
+    }
+
+    fn sleep_until(&self, at: Nanos) -> ManualSleep {
+        self.clock.sleep_until(at)
+    }
+
+    fn park_until(&self, at: Nanos) {
+        self.clock.park_until(at);
+    }
+}
+
+/// A limiter raises its rate. Right after it has read the clock, 2 ms pass, and a request without
+/// the lock takes all permits. Returns how many more are granted at once.
+fn more_after<P: Policy>(policy: P, change: Change) -> usize {
+    let clock = ManualClock::starting_at(Nanos::from_duration(Duration::from_secs(8)));
+    let next = Arc::new(Mutex::new(None));
+    let interrupted = Interrupted { clock: clock.clone(), next: next.clone() };
+    let limiter = Arc::new(RateLimiter::with_clock(policy, interrupted));
+    let takes = limiter.clone();
+    *next.lock().expect("no panic") = Some(Box::new(move || {
+        clock.advance(Duration::from_millis(2));
+        while takes.try_acquire().is_ok() {}
+    }));
+    limiter.change(change).expect("a rate");
+    (0..1000).take_while(|_| limiter.try_acquire().is_ok()).count()
+}
+
+/// The permits that were taken after the clock reading looked like a debt, which the higher rate
+/// repaid within the 2 ms: a bucket granted its burst twice.
+#[test]
+fn a_raised_rate_repays_no_permits_that_were_taken_meanwhile() {
+    for fast in [10_000, 1_000_000] {
+        for keep in [Keep::Count, Keep::Ratio] {
+            let (rate, change) = (Rate::per_second(5_000), Change::rate(Rate::per_second(fast)).keep(keep));
+            assert_eq!(more_after(TokenBucket::new(rate, 10), change), 0, "{fast} {keep:?}");
+            assert_eq!(more_after(LeakyBucket::new(rate).nodelay(9), change), 0, "{fast} {keep:?}");
+            assert_eq!(more_after(SmoothBursty::new(rate).start_full(), change), 0, "{fast} {keep:?}");
+            let warming_up = SmoothWarmingUp::new(rate, Duration::from_secs(1)).start_warm();
+            assert_eq!(more_after(warming_up, change), 0, "{fast} {keep:?}");
+            let both = TokenBucket::new(rate, 10).and(TokenBucket::new(rate, 20));
+            assert_eq!(more_after(both, change), 0, "{fast} {keep:?}");
+        }
+    }
+}
