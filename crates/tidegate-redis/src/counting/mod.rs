@@ -244,8 +244,10 @@ impl StoreCountingLimit {
     /// [`Refusal::Unavailable`] if the store does not reply. The store may have paused the limit
     /// anyway, and this process applies the pause to what it decides while the store is away.
     pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        let operation = self.begin_pause(pause);
-        self.ask(operation).await.map(drop)
+        match self.begin_pause(pause) {
+            Some(operation) => self.ask(operation).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a
@@ -266,11 +268,15 @@ impl StoreCountingLimit {
         Ok(was_paused)
     }
 
-    fn begin_pause(&self, pause: Pause) -> Operation {
+    /// Returns nothing if the pause is over.
+    fn begin_pause(&self, pause: Pause) -> Option<Operation> {
         let now = self.clock().now();
         let span = pause.end(now).saturating_since(now).as_duration();
+        if span.is_zero() {
+            return None;
+        }
         self.0.observers.report(|events| events.paused(span));
-        Operation::Pause(span)
+        Some(Operation::Pause(span))
     }
 
     async fn ask(&self, operation: Operation) -> Result<CallReport, AllRefusal> {
@@ -427,7 +433,7 @@ impl Limiter for StoreCountingLimit {
 
     /// Applies to all processes. The message is not waited for. Permits that are out stay out.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.0.send_detached(self.begin_pause(pause));
+        self.begin_pause(pause).into_iter().for_each(|operation| self.0.send_detached(operation));
         Ok(())
     }
 

@@ -263,8 +263,10 @@ impl StoreLimiter {
     /// # }
     /// ```
     pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        let operation = self.begin_pause(pause);
-        self.ask(operation, &[]).await.map(drop)
+        match self.begin_pause(pause) {
+            Some(operation) => self.ask(operation, &[]).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a
@@ -345,16 +347,20 @@ impl StoreLimiter {
         Ok(reply.limits[member].other + lost)
     }
 
-    /// Pauses this process. Returns the operation that pauses the store.
-    fn begin_pause(&self, pause: Pause) -> Operation {
+    /// Pauses this process. Returns the operation that pauses the store; nothing if the pause is
+    /// over.
+    fn begin_pause(&self, pause: Pause) -> Option<Operation> {
         let now = self.0.set.now();
         let span = pause.end(now).saturating_since(now).as_duration();
+        if span.is_zero() {
+            return None;
+        }
         if let Some(leases) = &self.0.leases {
             leases.end();
         }
         self.0.prolong_pause(span);
         self.0.set.observers.report(|events| events.paused(span));
-        Operation::Pause { span, keep_permits: pause.keeps_permits() }
+        Some(Operation::Pause { span, keep_permits: pause.keeps_permits() })
     }
 
     fn resume_leases(&self) {
@@ -681,7 +687,9 @@ impl Limiter for StoreLimiter {
     /// Pauses all processes, without waiting for the reply. Bookings that were made before are
     /// still granted during the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.0.set.send_detached(self.begin_pause(pause), &[]);
+        if let Some(operation) = self.begin_pause(pause) {
+            self.0.set.send_detached(operation, &[]);
+        }
         Ok(())
     }
 

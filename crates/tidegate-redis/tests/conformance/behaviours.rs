@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{AllRequest, Pause, Refusal, Request};
+use tidegate::{AllRequest, Nanos, Pause, Refusal, Request};
 
 use crate::conformance_tests::{World, compare, compare_both};
 use crate::script_tests::conformance::EXACT;
@@ -241,6 +241,29 @@ fn pause(world: &mut World, line: &str, taken: u32, keeps: bool, resumes: bool) 
     };
     world.advance(refusal.retry_after().expect("a time"));
     assert!(world.try_acquire(&limiter, 1).is_ok());
+}
+
+/// Over a store, a pause of no length emptied all buckets.
+#[test]
+fn a_pause_that_is_over_does_nothing() {
+    let pauses = [Pause::lasting(Duration::ZERO), Pause::until(Nanos::ZERO)];
+    for line in policies() {
+        compare_both(line, |world| {
+            let limiter = world.limit(line);
+            world.advance(8 * SECOND);
+            let _ = world.try_acquire(&limiter, 1);
+            for pause in pauses.into_iter().chain(pauses.map(Pause::keep_permits)) {
+                world.call("pause", || limiter.pause(pause)).expect("no pause");
+                world.status(&limiter);
+            }
+            world.call("pause", || limiter.pause(Pause::lasting(SECOND).keep_permits())).expect("a pause");
+            world.call("pause", || limiter.pause_for(Duration::ZERO)).expect("no pause");
+            world.status(&limiter);
+            world.advance(SECOND);
+            let _ = world.try_acquire(&limiter, 1);
+            world.status(&limiter);
+        });
+    }
 }
 
 /// Buckets: the idle time of a leaky bucket paid again for a debit of a pause that was ended.
