@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use tidegate::policy::Change;
 use tidegate::Acquire;
+use tidegate::policy::Change;
 use tidegate::{
     Grant, ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, Request,
     SmoothBursty, SmoothWarmingUp, Timer,

@@ -37,7 +37,8 @@ if is_plain then
   for i = 1, is_decided and wait > 0 and #KEYS or 0 do
     local l = limits[i]
     local till = due + (lingers(l) and SLACK or 0)
-    if l.due > now and (not values[i] or l.kind.expires(l) < till) then is_decided = false end
+    local is_kept = l.due > now or fields[4 + i] > 0 and values[i] and lingers(l)
+    if is_kept and (not values[i] or l.kind.expires(l) < till) then is_decided = false end
   end
   if is_decided then
     -- All keys are read before the first one is written.

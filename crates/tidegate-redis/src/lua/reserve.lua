@@ -249,12 +249,13 @@ local function reserve(longest, is_shadow, is_behind, wants_state)
       due, tightest = earliest_of_all()
       wait, sets_apart = due - now, false
     end
-    -- Each limit that makes the request wait is kept until the request is due. Otherwise a limit
-    -- that does not start full, or whose request pays for its own size, would start anew in the
-    -- meantime, and the next request would get the same wait again.
+    -- Each limit that makes the request wait is kept until the request is due, and so is one that
+    -- lingers. Otherwise a limit that does not start full, or whose request pays for its own size,
+    -- would start anew in the meantime, and the next request would get the same wait again.
     for i = 1, due and count or 0 do
       local l = limits[i]
-      if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due + (lingers(l) and SLACK or 0)) then
+      local is_kept = l.n > 0 and (l.kind.due(l, l.at, l.n) > l.now or l.value and lingers(l))
+      if is_kept and (not l.value or l.kind.expires(l) < due + (lingers(l) and SLACK or 0)) then
         l.kept, l.changed = max(l.kept, min(due, now + DECADE) + LINGER), true
       end
     end

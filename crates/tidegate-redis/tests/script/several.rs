@@ -482,6 +482,25 @@ fn a_key_is_kept_for_a_refused_request_whatever_others_change() {
     }
 }
 
+/// The idle time of a leaky bucket was lost while a request for it waited for another limit, and
+/// the request was refused again.
+#[test]
+fn a_key_is_kept_for_a_request_that_another_limit_refuses() {
+    let Some(mut store) = Store::new() else { return };
+    let limits = ["token_bucket 3/min burst 4", "leaky_bucket 10/s"].map(Limit::new);
+    let parts = |of_day, out| [limits[0].part(of_day, &[]), limits[1].part(out, &[])];
+    assert_eq!(store.call(TRY, START, &parts(4, 1)).answer, Answer::Done);
+    let now = START + 5_000_000;
+    let told = store.call(TRY, now, &parts(4, 2));
+    assert_eq!((told.answer, told.wait, told.tightest), (Answer::Refused, Duration::from_secs(75), Some(0)));
+    for limit in &limits {
+        let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        // Under a time that is set, keys are kept for one day more.
+        assert!(ttl > 86_400_000 + 75_000, "{} {ttl}", limit.key);
+    }
+    assert_eq!(store.call(TRY, now + 75_000_000, &parts(4, 2)).answer, Answer::Done);
+}
+
 /// By the server's own time, without a time that is set.
 #[test]
 fn every_key_expires_and_an_idle_store_is_empty() {
