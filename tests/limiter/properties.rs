@@ -112,7 +112,7 @@ impl Model {
     }
 
     fn floor(&self, at: i128) -> i128 {
-        at - self.burst.max(PER_NANO - 1)
+        at - self.burst - (PER_NANO - 1)
     }
 
     fn take(&mut self, at: i128, n: u32) {
