@@ -148,8 +148,8 @@ impl<C: Timer> AllReservation<C> {
     /// here. For a call that was not made there is
     /// [`settle_unused`](AllReservation::settle_unused).
     ///
-    /// A reservation that is settled without being claimed gives up its position, and charges
-    /// everything that was used. An [exempt](crate::AllRequest::exempt) reservation charges
+    /// A reservation that is due and not claimed is settled like a claimed one. One that is settled
+    /// before it is due gives up its position, and charges everything that was used. An [exempt](crate::AllRequest::exempt) reservation charges
     /// nothing.
     ///
     /// # Errors
@@ -186,6 +186,10 @@ impl<C: Timer> AllReservation<C> {
     fn used(&mut self, used: &[u32]) {
         if self.exempt {
             return;
+        }
+        if used.iter().any(|n| *n > 0) {
+            // Otherwise its permits would first go to the next in line.
+            self.claim();
         }
         let charge = self.claimed.take();
         if charge.is_none() {

@@ -168,9 +168,14 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// available, the limiter owes the rest, and later requests wait for them. The policy defines
     /// what it can give back and owe; see [`Policy::unspent`] and [`Policy::debit`].
     ///
-    /// A reservation that is settled without being claimed gives up its position, and all used
-    /// permits are charged. An [exempt](crate::Request::exempt) reservation charges nothing.
+    /// A reservation that is due and not claimed is settled like a claimed one. One that is settled
+    /// before it is due gives up its position, and all used permits are charged. An
+    /// [exempt](crate::Request::exempt) reservation charges nothing.
     pub fn settle(mut self, used: u32) {
+        if used > 0 {
+            // Otherwise its permits would first go to the next in line.
+            self.claim();
+        }
         match self.claimed.take() {
             Some((_, share)) => share.settle(used),
             None => {

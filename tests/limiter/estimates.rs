@@ -89,6 +89,35 @@ fn settled_without_being_claimed_an_estimate_leaves_the_line_and_is_charged() ->
     Ok(())
 }
 
+/// Its permits went to the next in line first: a window granted its limit twice.
+#[test]
+fn an_estimate_that_is_due_is_settled_as_if_it_was_claimed() -> Result<(), Refusal> {
+    let clock = ManualClock::new();
+    let window = || {
+        let policy = FixedWindow::new("10/10s".parse().expect("a rate"));
+        RateLimiter::with_clock(policy, clock.clone())
+    };
+    for used in [10, 7, 15] {
+        let limiter = window();
+        let due = limiter.reserve(10)?;
+        let behind = limiter.reserve(10)?;
+        due.settle(used);
+        assert_eq!(behind.due_in(), 10 * SECOND, "{used}");
+
+        let limiter = window();
+        let all = AllOf::new("calls", &limiter);
+        let due = all.reserve(10).expect("available");
+        let behind = all.reserve(10).expect("room in the queue");
+        due.settle([("calls", used)]).expect("a member");
+        assert_eq!(behind.due_in(), 10 * SECOND, "{used}");
+    }
+    let limiter = window();
+    let (unused, behind) = (limiter.reserve(10)?, limiter.reserve(10)?);
+    unused.settle(0);
+    assert_eq!(behind.due_in(), Duration::ZERO);
+    Ok(())
+}
+
 #[test]
 fn an_estimate_is_refused_within_its_time_and_passes_exempt() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
