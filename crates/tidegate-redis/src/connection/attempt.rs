@@ -1,13 +1,23 @@
 //! One attempt at a time to make what many calls need, such as a connection.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::failure::Failure;
+use crate::lock::lock;
+
+/// The failure of an attempt that began so long before a call says nothing to that call: a server
+/// that is back may answer a newer connection, and not the old one.
+const OLD: Duration = Duration::from_secs(1);
 
 /// The attempts to make one thing. Calls that come during an attempt share its outcome.
 #[derive(Default)]
 pub(super) struct Attempts {
+    /// When the attempt in progress began.
+    began: Mutex<Option<Instant>>,
     /// The number of attempts that have ended.
     ended: AtomicU64,
     /// Held during an attempt. Holds the failure of the last attempt.
@@ -15,8 +25,8 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Returns what `find` finds. If it finds nothing, this call makes an attempt, unless an
-    /// attempt in progress fails first: then the call fails with that failure.
+    /// Returns what `find` finds. If it finds nothing, this call makes an attempt, unless another
+    /// attempt fails first that began since, or just before: then the call fails with that failure.
     ///
     /// The attempt is a separate task: the deadline of one call does not end what other calls wait
     /// for.
@@ -29,17 +39,20 @@ impl Attempts {
             return Ok(found);
         }
         let (this, ended) = (self.clone(), self.ended.load(Ordering::Relaxed));
+        let is_old = lock(&self.began).is_some_and(|began| began.elapsed() >= OLD);
         let joined = tokio::spawn(async move {
             let mut last = this.last.lock().await;
             if let Some(found) = find() {
                 return Ok(found);
             }
-            if this.ended.load(Ordering::Relaxed) != ended
+            if this.ended.load(Ordering::Relaxed) > ended + u64::from(is_old)
                 && let Some(failure) = &*last
             {
                 return Err(failure.clone());
             }
+            *lock(&this.began) = Some(Instant::now());
             let made = attempt.await;
+            *lock(&this.began) = None;
             this.ended.fetch_add(1, Ordering::Relaxed);
             *last = made.as_ref().err().cloned();
             made
@@ -51,9 +64,29 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
-    use std::time::Duration;
 
     use super::*;
+
+    /// A call once failed with an attempt that had begun long before, and the next one began only
+    /// after a whole rest of the breaker.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_joins_an_old_attempt_begins_another_one() {
+        let attempts = Arc::<Attempts>::default();
+        let began = Instant::now();
+        let ends = [0, 500, 1_500, 4_999].map(|joins| {
+            let attempts = attempts.clone();
+            async move {
+                tokio::time::sleep(Duration::from_millis(joins)).await;
+                let attempt = async {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    Err(Failure::NotRun("not now".into()))
+                };
+                assert!(attempts.join(|| None::<()>, attempt).await.is_err());
+                began.elapsed().as_secs()
+            }
+        });
+        assert_eq!(futures_util::future::join_all(ends).await, [5, 5, 10, 10]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn calls_share_the_failure_of_an_attempt_and_a_later_call_makes_another_one() {
