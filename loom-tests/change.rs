@@ -218,7 +218,7 @@ fn twice_as_fast() -> Change {
 fn a_bucket_that_becomes_faster_repays_no_permits_that_were_taken_meanwhile() {
     model(|| {
         let granted = late_takes(|policy, state, clock| {
-            policy.change_now(state, &|| clock.now(), twice_as_fast()).expect("fits");
+            policy.change_now(state, clock.now(), &|| clock.now(), twice_as_fast()).expect("fits");
         });
         assert!(granted <= 2, "no more than a burst");
     });

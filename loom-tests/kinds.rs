@@ -30,7 +30,7 @@ fn policy(line: &str) -> AnyPolicy {
 fn replace(policy: &AnyPolicy, state: &AnyState, new: &str) {
     let step = policy.step_to(&new.parse().expect("a configuration"), Duration::ZERO).expect("a policy");
     assert!(matches!(step, Step::Replace(_)), "another kind");
-    policy.make_step(state, &|| NOW, step, Keep::Count).expect("no error");
+    policy.make_step(state, NOW, &|| NOW, step, Keep::Count).expect("no error");
 }
 
 /// Tries `tries` times in one thread while another thread makes a change, then takes the rest.

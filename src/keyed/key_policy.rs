@@ -197,16 +197,17 @@ impl<P: Policy> Policy for KeyPolicy<P> {
     }
 
     fn change(&self, state: &P::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     fn change_now(
         &self,
         state: &P::State,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
-        let level = self.policy.change_now(state, now, change)?;
+        let level = self.policy.change_now(state, at, now, change)?;
         // Relaxed: the line's lock orders both stores for readers that rely on them.
         self.apart.store(true, Ordering::Relaxed);
         if change.has_terms() {

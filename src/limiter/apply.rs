@@ -73,8 +73,9 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            let now = || self.shared.clock.now().max(visit.now);
-            line.change(&self.shared.rule, None, || policy.make_step(state, &now, step, keep))?;
+            let now = || self.shared.clock.now();
+            let make = || policy.make_step(state, visit.now, &now, step, keep);
+            line.change(&self.shared.rule, None, make)?;
             self.shared.weigh_anew(line, visit);
             Ok(())
         })

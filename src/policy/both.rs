@@ -444,7 +444,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     }
 
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     /// Changes the part that the change names, or the first one. A reset without a part resets all
@@ -452,17 +452,20 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     fn change_now(
         &self,
         state: &Self::State,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
         let Some(part) = change.only_part() else {
-            self.first.change_now(&state.first, now, change)?;
-            self.second.change_now(&state.second, now, change)?;
+            self.first.change_now(&state.first, at, now, change)?;
+            self.second.change_now(&state.second, at, now, change)?;
             return Ok(0);
         };
         match part.checked_sub(P::PARTS) {
-            None => self.first.change_now(&state.first, now, change.part(part)),
-            Some(part) if part < Q::PARTS => self.second.change_now(&state.second, now, change.part(part)),
+            None => self.first.change_now(&state.first, at, now, change.part(part)),
+            Some(part) if part < Q::PARTS => {
+                self.second.change_now(&state.second, at, now, change.part(part))
+            }
             Some(_) => Err(PolicyError::NoPart { part, parts: Self::PARTS }),
         }
     }

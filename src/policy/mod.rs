@@ -379,12 +379,11 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// itself is never an error: a rate that does not fit is rounded down.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
 
-    /// Like [`change`](Policy::change), at the time that `now` returns. A limiter calls this method
-    /// while requests take permits, and `now` reads its clock.
+    /// Like [`change`](Policy::change), beside requests that take permits. `now` reads the clock.
     ///
-    /// A bucket cannot distinguish permits that were taken after the time of the change from a
-    /// debt, which a higher rate repays sooner. So it calls `now` after it has read the state: then
-    /// no taken permit is younger. The default calls `now` at the beginning.
+    /// A bucket cannot distinguish permits that were taken after `at` from a debt, which a higher
+    /// rate repays sooner. So it calls `now` after it has read its state, and converts the state as
+    /// of then: no taken permit is younger. The default does not call `now`.
     ///
     /// # Errors
     ///
@@ -392,10 +391,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
     fn change_now(
         &self,
         state: &Self::State,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
-        self.change(state, now(), change)
+        let _ = now;
+        self.change(state, at, change)
     }
 
     /// Changes the rate, by the policy's own rule. Returns the level of the state afterwards.

@@ -226,16 +226,17 @@ impl Policy for Kind {
     }
 
     fn change(&self, state: &KindState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     fn change_now(
         &self,
         state: &KindState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
-        kinds!(each [self, policy, KindState(state) => policy.change_now(state, now, change), else Ok(u64::MAX)])
+        kinds!(each [self, policy, KindState(state) => policy.change_now(state, at, now, change), else Ok(u64::MAX)])
     }
 
     fn change_to(&self, new: &Kind) -> Option<Change> {

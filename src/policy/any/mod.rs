@@ -397,16 +397,17 @@ impl Policy for AnyPolicy {
     }
 
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     fn change_now(
         &self,
         state: &AnyState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
-        self.era(state, |policy, state| policy.kind.change_now(state, now, change))
+        self.era(state, |policy, state| policy.kind.change_now(state, at, now, change))
     }
 
     /// Not to another kind: that requires [`RateLimiter::apply`](crate::RateLimiter::apply).

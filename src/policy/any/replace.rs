@@ -39,14 +39,15 @@ impl AnyPolicy {
     pub(crate) fn make_step(
         &self,
         state: &AnyState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         step: Step,
         keep: Keep,
     ) -> Result<u64, ConfigError> {
         match step {
-            Step::Change(change) => Ok(self.change_now(state, now, change.keep(keep))?),
+            Step::Change(change) => Ok(self.change_now(state, at, now, change.keep(keep))?),
             Step::Replace(new) => {
-                self.replace(state, now(), new.with_policy(|policy| policy.kind.clone()), keep);
+                self.replace(state, at, new.with_policy(|policy| policy.kind.clone()), keep);
                 // Grants from before the change give back nothing.
                 Ok(0)
             }

@@ -196,14 +196,14 @@ impl Bucket {
     pub(crate) fn change(
         &self,
         state: &BucketState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
-        let began = now();
         let writer = self.words.writer();
         let terms = self.terms().changed(change);
         let old = self.numbers_and_more();
-        let tick = ticks::from_nanos(began);
+        let tick = ticks::from_nanos(at);
         // A bucket without a limit is full as soon as time passes, so record since when there is no
         // limit.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
@@ -224,7 +224,7 @@ impl Bucket {
         let mut opens = Opens { hot: &self.hot, numbers: old.0 };
         let Ok(level) = convert(&state.zero, |zero| {
             // After the word: see "Time".
-            let at = now().max(began);
+            let at = now().max(at);
             // Without a limit, and if no permits are kept, it is unknown what earlier grants took.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
                 Keep::Nothing => (self.starting_word(new, at), false),

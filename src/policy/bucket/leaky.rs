@@ -229,7 +229,7 @@ impl Policy for LeakyBucket {
     passed_on_to_bucket!();
 
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     /// The burst is the number of [nodelay](LeakyBucket::nodelay) permits and the one that is
@@ -237,6 +237,7 @@ impl Policy for LeakyBucket {
     fn change_now(
         &self,
         state: &BucketState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
@@ -250,7 +251,7 @@ impl Policy for LeakyBucket {
         let most = height.nodelay().saturating_add(1);
         let cut = Some(most).filter(|most| *most < self.bucket.terms().burst);
         let burst = change.burst.map(|burst| burst.clamp(1, most)).or(cut);
-        let level = self.bucket.change(state, now, Change { burst, ..change })?;
+        let level = self.bucket.change(state, at, now, Change { burst, ..change })?;
         // Relaxed: the height is a bound of waiting, and whole by itself. No permit depends on it.
         self.height.store(height.to_word(), Ordering::Relaxed);
         Ok(level)

@@ -236,16 +236,17 @@ impl Policy for TokenBucket {
     passed_on_to_bucket!();
 
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     fn change_now(
         &self,
         state: &BucketState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
-        self.bucket.change(state, now, change.without_height()?)
+        self.bucket.change(state, at, now, change.without_height()?)
     }
 
     /// A tolerance, and how permits accrue, cannot be changed.

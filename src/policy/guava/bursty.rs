@@ -467,19 +467,20 @@ impl Policy for SmoothBursty {
     }
 
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     fn change_now(
         &self,
         state: &BurstyState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_bursty")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
-        let at = ticks::from_nanos(now());
+        let at = ticks::from_nanos(at);
         // Relaxed: as in `paused`.
         let stopped = match (old.is_zero(), new.is_zero()) {
             (false, true) => self.stopped.swap(at, Ordering::Relaxed),

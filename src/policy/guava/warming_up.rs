@@ -658,19 +658,20 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, &|| at, change)
+        self.change_now(state, at, &|| at, change)
     }
 
     fn change_now(
         &self,
         state: &WarmingUpState,
+        at: Nanos,
         now: &dyn Fn() -> Nanos,
         change: Change,
     ) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_warming_up")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
-        let at = ticks::from_nanos(now());
+        let at = ticks::from_nanos(at);
         let level = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Nothing => replace(state, |_| Word {
                 coldness: if self.start_warm { 0 } else { self.warm_up },
