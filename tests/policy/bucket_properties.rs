@@ -146,13 +146,13 @@ impl Model {
     fn grant(&mut self, at: i128, n: u32) {
         let n = i128::from(n);
         self.set(at, self.there(at, n) - n * PARTS);
-        self.less += if self.flow.is_whole() { 0 } else { self.flow.rounding() };
+        self.less += if self.kept.is_whole() { 0 } else { self.kept.rounding() };
     }
 
     fn refund(&mut self, at: i128, n: u32) {
         let endless = self.endless(at);
         self.set(at, (endless + i128::from(n) * PARTS).min(self.full()).max(endless));
-        self.less += if self.flow.is_whole() { 0 } else { self.flow.rounding() };
+        self.less += if self.kept.is_whole() { 0 } else { self.kept.rounding() };
     }
 
     fn change(&mut self, at: i128, flow: Flow, burst: u32, keep: Keep) {
