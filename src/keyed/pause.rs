@@ -220,7 +220,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         }
         let mut next = Some(Hold { since: to, ..hold });
         if ends {
-            shard.resumes_at(begin, opens, !keeps_permits);
+            shard.resumes_at(begin, opens, !keeps_permits, deferred);
             let from = if keeps_permits { hold.spaced_from(opens) } else { Some(opens) };
             next = from.map(Hold::emptied_at);
         }
@@ -310,7 +310,7 @@ where
                         };
                         deferred.run(|| policy.each_part(state, None, &mut |part| keep_permits(part)));
                     }
-                    shard.resumes_at(hold.begin, now, false);
+                    shard.resumes_at(hold.begin, now, false, &mut deferred);
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
                 }
                 for (_, limiter) in shard.all_limiters() {
@@ -334,11 +334,38 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.more.as_ref()?.emptied
     }
 
-    /// Records the end of a pause during which time stood still since `begin`.
-    fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool) {
+    /// Records the end of a pause during which time stood still since `begin`. Permits that arrive
+    /// in steps may have one step more, or less, in the time since a key was empty than in the same
+    /// time later: then the later time is one step off.
+    fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool, deferred: &mut Deferred) {
+        let policy = self.policy.clone();
+        let later = |empty: Nanos| {
+            let emptied = |at| {
+                let state = policy.restart(at);
+                policy.pause(&state, at, at, false);
+                state
+            };
+            let stood_still = emptied(empty);
+            policy.pause(&stood_still, begin, at, true);
+            let (moved, step) = (
+                empty.saturating_add(at.saturating_since(begin)),
+                Nanos::from_duration(policy.rate().period()),
+            );
+            let available = |state: &P::State| policy.status(state, at).available;
+            let has_as_many = |empty: &Nanos| available(&emptied(*empty)) == available(&stood_still);
+            let times = [
+                moved,
+                Nanos::new(moved.as_u64().saturating_sub(step.as_u64())),
+                moved.saturating_add(step).min(at),
+            ];
+            times.into_iter().find(has_as_many).unwrap_or(moved)
+        };
         if let Some(more) = &mut self.more {
-            let later = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
-            more.emptied = if emptied { Some(at) } else { more.emptied.map(later) };
+            more.emptied = match more.emptied {
+                _ if emptied => Some(at),
+                Some(empty) => deferred.run(|| later(empty)),
+                None => None,
+            };
         }
     }
 

@@ -333,3 +333,42 @@ fn the_limiter_of_a_key_reports_when_it_is_full_after_a_pause() -> Result<(), Re
     }
     Ok(())
 }
+
+/// An unknown key had a step too many after a pause that keeps permits, or one too few, if all keys
+/// were left empty before.
+#[test]
+fn an_unknown_key_keeps_its_steps_in_a_pause() -> Result<(), Box<dyn std::error::Error>> {
+    for wall_clock in [false, true] {
+        for (first, gap, second, resumes) in (0..4000).map(|i| {
+            let [first, gap, second] = [37 * i % 2_300 + 10, 97 * i % 3_100 + 10, 61 * i % 2_700 + 10];
+            (first, gap, second, i % 4 == 0)
+        }) {
+            let clock = ManualClock::new();
+            let policy = TokenBucket::new(Rate::new(10, SECOND)?, 25);
+            let policy =
+                if wall_clock { policy.at_wall_clock(300 * MS)? } else { policy.interval_refill()? };
+            let plain = RateLimiter::with_clock(policy.clone(), clock.clone());
+            let keys: KeysOf<_> = KeyedRateLimiter::with_clock(policy, 100, clock.clone());
+            clock.advance(5_037 * MS);
+            plain.pause_for(first * MS);
+            keys.pause_all_for(first * MS);
+            clock.advance((first + gap) * MS);
+            let keeps = Pause::lasting(second * MS).keep_permits();
+            plain.pause(keeps);
+            keys.pause_all(keeps);
+            if resumes {
+                clock.advance(second / 2 * MS);
+                assert!(plain.resume() && keys.resume_all());
+            } else {
+                clock.advance(second * MS);
+            }
+            for later in [0, 400, 700, 1_000] {
+                clock.advance(later * MS);
+                let [key, limiter] = [keys.status(&1), plain.status()];
+                let case = format!("{first}, {gap}, {second}, {resumes}, {later} ms later");
+                assert_eq!((key.available, key.next_in), (limiter.available, limiter.next_in), "{case}");
+            }
+        }
+    }
+    Ok(())
+}
