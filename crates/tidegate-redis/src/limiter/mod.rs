@@ -92,7 +92,9 @@ use reserved::StoreReservation;
 ///
 /// # Blocking
 ///
-/// The futures of this type and its [`reserve`](StoreLimiter::reserve) never block a thread. Its
+/// The futures of this type and its [`reserve`](StoreLimiter::reserve) never block a thread. A
+/// request that waits in a tokio runtime uses its timer, and panics if its time driver is disabled,
+/// like [`RateLimiter::acquire`](tidegate::RateLimiter::acquire). The call
 /// [`try_acquire`](StoreLimiter::try_acquire) blocks the thread for the round trip, at most for the
 /// [timeout](crate::StoreBuilder::timeout) of the store. So do these calls of the handle
 /// [`AnyLimiter`], which `AnyLimiter::from(limiter.clone())` makes:
