@@ -824,8 +824,8 @@ where
     }
 
     /// Gives back `n` permits of a key that were acquired and not used. Does nothing for an unknown
-    /// key, because an unknown key is full. A key without room that
-    /// [shares](WhenKeysFull::ShareOne) a limiter gives its permits back to that limiter.
+    /// key that is full, as a new key is unless a pause left all keys empty. A key without room
+    /// that [shares](WhenKeysFull::ShareOne) a limiter gives its permits back to that limiter.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
@@ -845,8 +845,17 @@ where
             }
             Found::Limiter(limiter) => limiter.refund(n),
             Found::Unknown => {
+                let now = self.table.clock.now();
+                let is_full = || {
+                    self.table
+                        .unknown(key, |policy, state, hold| hold.is_none() && policy.is_fresh(state, now))
+                };
                 if let Some(shared) = self.table.shared() {
                     shared.refund(n);
+                } else if !is_full()
+                    && let Ok(limiter) = self.table.limiter_for_call(key)
+                {
+                    limiter.refund(n);
                 }
             }
         }
