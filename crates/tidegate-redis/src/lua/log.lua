@@ -194,7 +194,10 @@ do
       -- one of them without the grant. Permits that still count at the last booking make room for
       -- the next booking.
       local counts = due + l.terms[2]
-      if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
+      local first = gone(l, counts > at and at or l.now)
+      -- Later bookings keep theirs.
+      n = min(n, sum(l, gone(l, counts)) - sum(l, first))
+      if counts > l.now and n > 0 then cut(l, first + 1, n) end
     end
 
     -- While the last booking is less than a window behind a place, each window that ends at a

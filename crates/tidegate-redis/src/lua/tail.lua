@@ -31,6 +31,20 @@ local function charged_at(l)
   return l.kind.hold and l.at or max(l.now, l.booked)
 end
 
+-- Returns the instant as of which permits of no particular grant are given back, and bounds their
+-- number. A bucket stands still in a pause. If bookings lie ahead, the permits of a window, or of a
+-- step, may be granted besides these bookings: no more than are taken now. If they may still be
+-- granted at the last booking, no more than are taken there.
+local function without_grant(l)
+  if l.kind.hold and l.now < l.held then return l.at end
+  if l.booked > l.now and lasts(l, l.now) > l.now then
+    local taken = l.terms[l.kind == kinds[BUCKET] and 6 or 1]
+    if lasts(l, l.now) > l.booked then taken = taken - l.kind.left(l, l.booked) end
+    l.n = min(l.n, max(0, taken - free_at(l, l.now)))
+  end
+  return l.now
+end
+
 if operation == 'back' then
   give_back(place, 4)
 elseif operation == 'debit' then
@@ -42,10 +56,10 @@ elseif operation == 'debit' then
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
-    local due = place
-    if place < 0 then due = l.now < l.held and charged_at(l) or l.now end
+    local due = place < 0 and without_grant(l) or place
     -- A state gets no refund of a grant that is still ahead, except after the clock was set back.
-    if l.n > 0 and l.value and due <= max(l.now, l.booked) then give(l, l.n, due) end
+    local is_there = l.value or place < 0 and lingers(l)
+    if l.n > 0 and is_there and due <= max(l.now, l.booked) then give(l, l.n, due) end
   end
 elseif operation == 'keep' then
   other = {}

@@ -365,6 +365,8 @@ fn a_refund_gives_back_permits_for_every_policy() {
     for line in policies() {
         compare_both(line, |world| {
             let limiter = world.limit(line);
+            world.call("refund", || limiter.refund(2)).expect("a refund");
+            world.status(&limiter);
             world.advance(3 * SECOND);
             let most = world.status(&limiter).members[0].1.available;
             let most = u32::try_from(most).expect("a few");

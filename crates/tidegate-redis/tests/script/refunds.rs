@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, Operation, Reply};
+use crate::script::{Answer, NO_GRANT, Operation, Reply};
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
 use crate::terms::{BucketMode, BucketNumbers, Numbers, Terms};
 
@@ -19,6 +19,42 @@ fn pause(seconds: u64, keep_permits: bool) -> Operation {
 /// The time after the start at which a reply lets its request proceed.
 fn due(reply: &Reply) -> u64 {
     u64::try_from(reply.due).expect("an instant").saturating_sub(START)
+}
+
+/// Permits of no particular grant that came back while bookings lay ahead: in a pause, and of a
+/// log, they came back to the window of the bookings, and the place of too many had no bound.
+#[test]
+fn a_refund_beside_bookings_leaves_no_window_more_than_its_limit() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "fixed_window 10/s",
+        "fixed_window 10/s from_first_grant",
+        "sliding_window 10/s cells 10",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s",
+        "token_bucket 10/s burst 10 interval_refill",
+    ] {
+        for (paused, back) in [(0, 10), (0, 100), (100_000, 10), (100_000, 100)] {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-beside-{paused}-{back}"));
+            let mut call = |operation, after, n| store.call(operation, START + after, &[limit.part(n, &[])]);
+            assert_eq!(call(TRY, 0, 10).answer, Answer::Done, "{line}");
+            let booked: Vec<u64> = (0..10).map(|_| due(&call(ANY_WAIT, 0, 1))).collect();
+            if paused > 0 {
+                let span = Duration::from_micros(paused);
+                call(Operation::Pause { span, keep_permits: true }, 500, 1);
+            }
+            call(Operation::Refund { due: NO_GRANT }, 1_000, back);
+            let mut granted =
+                |after| (0..200).take_while(|_| call(TRY, after, 1).answer == Answer::Done).count();
+            let now = granted(2_000 + paused);
+            assert!(now <= 10, "{line}: {now} after a refund of {back}");
+            let last = *booked.iter().max().expect("ten");
+            let counts = booked.iter().filter(|due| **due + SECOND > last).count();
+            let then = counts + granted(last);
+            assert!(then <= 10, "{line}: {then} in the window of the last booking after a refund of {back}");
+        }
+    }
 }
 
 /// A pause that ended sooner took the state back behind the bookings that were made.
