@@ -24,8 +24,8 @@ use crate::time::Nanos;
 pub struct DenyAll;
 
 impl Shut for DenyAll {
-    fn shut(&self, state: &(), at: Nanos) -> Remainder {
-        Remainder::of(self.status(state, at))
+    fn shut(&self, state: &(), now: &dyn Fn() -> Nanos) -> Remainder {
+        Remainder::of(self.status(state, now()))
     }
 }
 

@@ -42,13 +42,16 @@ impl Remainder {
 
 /// A policy with states that can be shut.
 pub(crate) trait Shut: Policy {
-    /// Shuts a state for good, and returns what it had at the time `at`. This is one atomic step,
-    /// in the order of changes of the state: a grant before it is counted in the remainder, and no
-    /// grant comes after it. Nothing that is undone later opens the state again.
+    /// Shuts a state for good, and returns what it had. This is one atomic step, in the order of
+    /// changes of the state: a grant before it is counted in the remainder, and no grant comes
+    /// after it. Nothing that is undone later opens the state again.
+    ///
+    /// A bucket reads the clock, `now`, after this step. At an earlier time, permits that were
+    /// taken meanwhile would look like a debt.
     ///
     /// Without a limit there is nothing to count, and a request that has found the policy before is
     /// still granted.
     ///
     /// The caller has the right to change the terms of the policy, which serves no other state.
-    fn shut(&self, state: &Self::State, at: Nanos) -> Remainder;
+    fn shut(&self, state: &Self::State, now: &dyn Fn() -> Nanos) -> Remainder;
 }

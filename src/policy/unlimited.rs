@@ -23,8 +23,8 @@ use crate::time::Nanos;
 pub struct Unlimited;
 
 impl Shut for Unlimited {
-    fn shut(&self, state: &(), at: Nanos) -> Remainder {
-        Remainder::of(self.status(state, at))
+    fn shut(&self, state: &(), now: &dyn Fn() -> Nanos) -> Remainder {
+        Remainder::of(self.status(state, now()))
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tidegate::clock::ManualSleep;
 use tidegate::policy::{Change, Keep, Policy};
 use tidegate::{
-    Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp, Timer,
-    TokenBucket,
+    AnyPolicy, Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp,
+    Timer, TokenBucket,
 };
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -52,9 +52,9 @@ impl Timer for Interrupted {
     }
 }
 
-/// A limiter raises its rate. Right after it has read the clock, 2 ms pass, and a request without
+/// A limiter changes its terms. Right after it has read the clock, 2 ms pass, and a request without
 /// the lock takes all permits. Returns how many more are granted at once.
-fn more_after<P: Policy>(policy: P, change: Change) -> usize {
+fn more_after<P: Policy>(policy: P, change: impl FnOnce(&RateLimiter<P, Interrupted>)) -> usize {
     let clock = ManualClock::starting_at(Nanos::from_duration(Duration::from_secs(8)));
     let next = Arc::new(Mutex::new(None));
     let interrupted = Interrupted { clock: clock.clone(), next: next.clone() };
@@ -64,7 +64,7 @@ fn more_after<P: Policy>(policy: P, change: Change) -> usize {
         clock.advance(Duration::from_millis(2));
         while takes.try_acquire().is_ok() {}
     }));
-    limiter.change(change).expect("a rate");
+    change(&limiter);
     (0..1000).take_while(|_| limiter.try_acquire().is_ok()).count()
 }
 
@@ -74,14 +74,60 @@ fn more_after<P: Policy>(policy: P, change: Change) -> usize {
 fn a_raised_rate_repays_no_permits_that_were_taken_meanwhile() {
     for fast in [10_000, 1_000_000] {
         for keep in [Keep::Count, Keep::Ratio] {
-            let (rate, change) = (Rate::per_second(5_000), Change::rate(Rate::per_second(fast)).keep(keep));
-            assert_eq!(more_after(TokenBucket::new(rate, 10), change), 0, "{fast} {keep:?}");
-            assert_eq!(more_after(LeakyBucket::new(rate).nodelay(9), change), 0, "{fast} {keep:?}");
-            assert_eq!(more_after(SmoothBursty::new(rate).start_full(), change), 0, "{fast} {keep:?}");
+            let rate = Rate::per_second(5_000);
+            let change = Change::rate(Rate::per_second(fast)).keep(keep);
+            assert_eq!(
+                more_after(TokenBucket::new(rate, 10), |limiter| limiter.change(change).expect("a rate")),
+                0,
+                "{fast} {keep:?}"
+            );
+            assert_eq!(
+                more_after(LeakyBucket::new(rate).nodelay(9), |limiter| limiter
+                    .change(change)
+                    .expect("a rate")),
+                0,
+                "{fast} {keep:?}"
+            );
+            assert_eq!(
+                more_after(SmoothBursty::new(rate).start_full(), |limiter| limiter
+                    .change(change)
+                    .expect("a rate")),
+                0,
+                "{fast} {keep:?}"
+            );
             let warming_up = SmoothWarmingUp::new(rate, Duration::from_secs(1)).start_warm();
-            assert_eq!(more_after(warming_up, change), 0, "{fast} {keep:?}");
+            assert_eq!(
+                more_after(warming_up, |limiter| limiter.change(change).expect("a rate")),
+                0,
+                "{fast} {keep:?}"
+            );
             let both = TokenBucket::new(rate, 10).and(TokenBucket::new(rate, 20));
-            assert_eq!(more_after(both, change), 0, "{fast} {keep:?}");
+            assert_eq!(
+                more_after(both, |limiter| limiter.change(change).expect("a rate")),
+                0,
+                "{fast} {keep:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn another_policy_repays_no_permits_that_were_taken_meanwhile() {
+    let lines = [
+        "token_bucket 1000000/s burst 10",
+        "leaky_bucket 1000000/s nodelay 9",
+        "smooth_bursty 1000000/s max_burst 10us",
+        "fixed_window 10/min",
+        "sliding_log 10/min",
+    ];
+    for from in lines {
+        for to in lines.into_iter().filter(|to| *to != from) {
+            for keep in [Keep::Count, Keep::Ratio] {
+                let policy: AnyPolicy = from.replace("1000000/s", "5000/s").parse().expect("a policy");
+                let config = to.parse().expect("a configuration");
+                let more = more_after(policy, |limiter| limiter.apply(&config, keep).expect("fits"));
+                assert!(more <= usize::from(to.starts_with("smooth")), "{from} to {to}, {keep:?}: {more}");
+            }
         }
     }
 }

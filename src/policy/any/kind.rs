@@ -278,8 +278,8 @@ impl Policy for Kind {
 }
 
 impl Shut for Kind {
-    fn shut(&self, state: &KindState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &KindState, now: &dyn Fn() -> Nanos) -> Remainder {
         let nothing = Remainder::new(0, 0);
-        kinds!(each [self, policy, KindState(state) => policy.shut(state, at), else nothing])
+        kinds!(each [self, policy, KindState(state) => policy.shut(state, now), else nothing])
     }
 }

@@ -47,7 +47,7 @@ impl AnyPolicy {
         match step {
             Step::Change(change) => Ok(self.change_now(state, at, now, change.keep(keep))?),
             Step::Replace(new) => {
-                self.replace(state, at, new.with_policy(|policy| policy.kind.clone()), keep);
+                self.replace(state, &|| now().max(at), new.with_policy(|policy| policy.kind.clone()), keep);
                 // Grants from before the change give back nothing.
                 Ok(0)
             }
@@ -55,7 +55,7 @@ impl AnyPolicy {
     }
 
     /// Replaces the policy and the state. See the module's documentation for the protocol.
-    fn replace(&self, state: &AnyState, at: Nanos, new: Kind, keep: Keep) {
+    fn replace(&self, state: &AnyState, now: &dyn Fn() -> Nanos, new: Kind, keep: Keep) {
         // Relaxed: only a change writes the number, and the caller excludes other changes.
         let era = state.era.load(Ordering::Relaxed);
         // Relaxed: the fence after it orders this store.
@@ -63,9 +63,10 @@ impl AnyPolicy {
         // A thread that reads a value stored after this fence, and executes a fence, too, finds the
         // era odd (1).
         fence(Ordering::Release);
-        let left = self.era(state, |policy, state| policy.kind.shut(state, at));
+        let left = self.era(state, |policy, state| policy.kind.shut(state, now));
         let next = (era / 2).wrapping_add(1);
-        self.publish(state, at, (new, next), left, keep);
+        // Nothing accrues in the new state for the time before the old one was shut.
+        self.publish(state, now(), (new, next), left, keep);
     }
 
     /// Like [`replace`](AnyPolicy::replace), for a broken twin of the models: it reads the old

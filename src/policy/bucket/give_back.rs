@@ -79,9 +79,10 @@ impl Bucket {
     }
 
     /// See [`Shut`](crate::policy::remainder::Shut).
-    pub(crate) fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
+    pub(crate) fn shut(&self, state: &BucketState, now: &dyn Fn() -> Nanos) -> Remainder {
         // Relaxed: one swap, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
+        let at = now();
         let (numbers, more) = self.numbers_and_more();
         let debt = match numbers.step_tick(zero) {
             ticks::NEVER => ticks::NEVER,

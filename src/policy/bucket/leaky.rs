@@ -220,8 +220,8 @@ impl fmt::Debug for LeakyBucket {
 }
 
 impl Shut for LeakyBucket {
-    fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
-        self.bucket.shut(state, at)
+    fn shut(&self, state: &BucketState, now: &dyn Fn() -> Nanos) -> Remainder {
+        self.bucket.shut(state, now)
     }
 }
 

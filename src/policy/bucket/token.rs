@@ -227,8 +227,8 @@ impl fmt::Debug for TokenBucket {
 }
 
 impl Shut for TokenBucket {
-    fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
-        self.bucket.shut(state, at)
+    fn shut(&self, state: &BucketState, now: &dyn Fn() -> Nanos) -> Remainder {
+        self.bucket.shut(state, now)
     }
 }
 

@@ -319,9 +319,10 @@ fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
 }
 
 impl Shut for SmoothBursty {
-    fn shut(&self, state: &BurstyState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &BurstyState, now: &dyn Fn() -> Nanos) -> Remainder {
         // Relaxed: one swap, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
+        let at = now();
         let status = self.status_of(zero, at);
         // The next permit is granted on credit, so a debt of up to its cost is no permit owed.
         let debt = match zero.saturating_sub(ticks::from_nanos(at)) {

@@ -464,9 +464,10 @@ impl SmoothWarmingUp {
 }
 
 impl Shut for SmoothWarmingUp {
-    fn shut(&self, state: &WarmingUpState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &WarmingUpState, now: &dyn Fn() -> Nanos) -> Remainder {
         let shut = Word { coldness: 0, next: ticks::NEVER }.encode();
         let Ok(bits) = update(&state.word, |bits| Ok::<_, Infallible>((shut, bits)));
+        let at = now();
         let status = self.status_of(Word::decode(bits), at);
         // Counted at the cost of a warm permit, which is the lowest: too many rather than too few.
         // A debt of up to that cost is no permit owed, because the next one is granted on credit.

@@ -331,7 +331,8 @@ fn part_that_fits(permits: u32, room: u64, length: u64) -> u64 {
 }
 
 impl Shut for SlidingEstimate {
-    fn shut(&self, state: &EstimateState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &EstimateState, now: &dyn Fn() -> Nanos) -> Remainder {
+        let at = now();
         self.window.shut(&state.word, |content, window, _| {
             let (word, beginning) = Self::open(Word::decode(content), stamp(at), window);
             // A content that no request has seen.

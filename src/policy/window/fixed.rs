@@ -301,7 +301,8 @@ impl FixedWindow {
 }
 
 impl Shut for FixedWindow {
-    fn shut(&self, state: &FixedState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &FixedState, now: &dyn Fn() -> Nanos) -> Remainder {
+        let at = now();
         self.window.shut(&state.word, |content, window, _| {
             let word = self.open(Word::decode(content), stamp(at), window);
             // A content that no request has seen.

@@ -214,9 +214,9 @@ impl SlidingWindow {
 }
 
 impl Shut for SlidingWindow {
-    fn shut(&self, state: &SlidingState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &SlidingState, now: &dyn Fn() -> Nanos) -> Remainder {
         let _giving = state.cells.giving();
-        let (cells, at) = (self.window.cells(), stamp(at));
+        let (cells, at) = (self.window.cells(), stamp(now()));
         self.window.shut(&state.cells.head, |content, old, new| {
             let view = state.cells.view(Head::decode(content), old, cells, at);
             // The new content has new numbers: a request that stalls does not find its head again.

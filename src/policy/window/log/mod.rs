@@ -199,12 +199,12 @@ impl SlidingLog {
 }
 
 impl Shut for SlidingLog {
-    fn shut(&self, state: &LogState, at: Nanos) -> Remainder {
+    fn shut(&self, state: &LogState, now: &dyn Fn() -> Nanos) -> Remainder {
         let window = self.window();
         if window.unlimited {
             return Remainder::new(u64::MAX, u64::MAX);
         }
-        let taken = state.shut(self.room, moment(at), &window);
+        let taken = state.shut(self.room, moment(now()), &window);
         Remainder::new(window.limit.into(), u64::from(window.limit).saturating_sub(taken.into()))
     }
 }
