@@ -450,7 +450,8 @@ impl AnyLimiter {
     /// Gives back permits that were acquired and not used: pass the costs that the call got. See
     /// [`AllOf::refund`](crate::AllOf::refund). A single limiter is its own only member, with the
     /// name `limit`. Permits in use go back when they are dropped, so a counting limit gives
-    /// nothing back here. A limiter over a store sends a message to the store.
+    /// nothing back here. A limiter over a store sends a message to the store. Do not give back
+    /// permits that [are degraded](AllPermits::is_degraded): the store did not grant them.
     ///
     /// # Errors
     ///

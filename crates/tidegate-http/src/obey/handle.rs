@@ -86,10 +86,11 @@ impl Tries {
 impl Shared {
     /// Gives back the permits of a request that begins no call.
     fn refund(&self, request: &AllRequest<'_>, permits: AllPermits) {
-        let got = permits.permits();
+        let (got, is_degraded) = (permits.permits(), permits.is_degraded());
         drop(permits);
-        // A request that was granted without permits has none to give back.
-        if got > 0 {
+        // A request that was granted without permits has none to give back, and a store has not
+        // granted those of a request that was decided while the store was away.
+        if got > 0 && !is_degraded {
             // The request was granted, so each of its names is the name of a member.
             let _ = self.non_blocking.refund(request.clone().cost_of_others(got));
         }

@@ -313,8 +313,10 @@ impl StoreLimiter {
     }
 
     /// Gives permits back to all processes, like [`AnyLimiter::refund`], and waits until the store
-    /// has them. The reservation of a request can be [settled](tidegate::AnyReservation::settle)
-    /// instead, which gives back just what this grant took.
+    /// has them. Do not give back permits that [are degraded](tidegate::AllPermits::is_degraded):
+    /// the store did not grant them. The reservation of a request can be
+    /// [settled](tidegate::AnyReservation::settle) instead, which gives back just what this grant
+    /// took.
     ///
     /// # Cancel safety
     ///
