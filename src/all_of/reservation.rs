@@ -161,18 +161,32 @@ impl<C: Timer> AllReservation<C> {
         mut self,
         used: impl IntoIterator<Item = (impl AsRef<str>, u32)>,
     ) -> Result<(), AllRefusal> {
-        let mut all = self.pending.ask().clone();
-        for (name, n) in used {
-            all.set(self.pending.shared.rule.find(name.as_ref())?, n);
-        }
-        self.used(&all);
-        Ok(())
+        let used: Vec<_> = used.into_iter().collect();
+        self.settle_by(|all, rule| {
+            used.iter().try_for_each(|(name, n)| rule.find(name.as_ref()).map(|index| all.set(index, *n)))
+        })
     }
 
     /// Like [`settle`](AllReservation::settle), by the costs of a request.
     pub(crate) fn settle_as(mut self, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let mut all = self.pending.ask().clone();
-        self.pending.shared.rule.set_costs(&mut all, used)?;
+        self.settle_by(|all, rule| rule.set_costs(all, used))
+    }
+
+    /// Settles the reservation. `set` sets what was used, beginning with what was reserved.
+    fn settle_by(
+        &mut self,
+        set: impl Fn(&mut Weights, &All<C>) -> Result<(), AllRefusal>,
+    ) -> Result<(), AllRefusal> {
+        let all_used = |this: &Self| {
+            let mut all = this.pending.ask().clone();
+            set(&mut all, &this.pending.shared.rule).map(|()| all)
+        };
+        let mut all = all_used(self)?;
+        if !self.exempt && all.iter().any(|n| *n > 0) {
+            // Otherwise its permits would first go to the next in line. A claim may reserve more.
+            self.claim();
+            all = all_used(self)?;
+        }
         self.used(&all);
         Ok(())
     }
@@ -186,10 +200,6 @@ impl<C: Timer> AllReservation<C> {
     fn used(&mut self, used: &[u32]) {
         if self.exempt {
             return;
-        }
-        if used.iter().any(|n| *n > 0) {
-            // Otherwise its permits would first go to the next in line.
-            self.claim();
         }
         let charge = self.claimed.take();
         if charge.is_none() {

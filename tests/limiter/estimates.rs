@@ -111,6 +111,13 @@ fn an_estimate_that_is_due_is_settled_as_if_it_was_claimed() -> Result<(), Refus
         due.settle([("calls", used)]).expect("a member");
         assert_eq!(behind.due_in(), 10 * SECOND, "{used}");
     }
+    let (a, b) = (window(), window());
+    let all = AllOf::new("a", &a).with("b", &b);
+    let up_to = all.reserve(AllRequest::from(Request::up_to(8))).expect("available");
+    up_to.settle([("a", 5)]).expect("a member");
+    // A member that is not named has used all that the claim got.
+    assert_eq!((a.status().available, b.status().available), (5, 2));
+
     let limiter = window();
     let (unused, behind) = (limiter.reserve(10)?, limiter.reserve(10)?);
     unused.settle(0);
