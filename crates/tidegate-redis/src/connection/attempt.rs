@@ -38,8 +38,9 @@ impl Attempts {
         if let Some(found) = find() {
             return Ok(found);
         }
-        let (this, ended) = (self.clone(), self.ended.load(Ordering::Relaxed));
+        // In this order: an attempt that ends meanwhile then counts as ended.
         let is_old = lock(&self.began).is_some_and(|began| began.elapsed() >= OLD);
+        let (this, ended) = (self.clone(), self.ended.load(Ordering::Acquire));
         let joined = tokio::spawn(async move {
             let mut last = this.last.lock().await;
             if let Some(found) = find() {
@@ -52,8 +53,8 @@ impl Attempts {
             }
             *lock(&this.began) = Some(Instant::now());
             let made = attempt.await;
+            this.ended.fetch_add(1, Ordering::Release);
             *lock(&this.began) = None;
-            this.ended.fetch_add(1, Ordering::Relaxed);
             *last = made.as_ref().err().cloned();
             made
         });
