@@ -7,6 +7,13 @@ local function lingers(l)
   return l.kind == kinds[BUCKET] and l.terms[10] > 0
 end
 
+-- Returns whether the key of a limit expires before an instant, although a request waits until then.
+-- One that lingers may have been kept for an earlier request.
+local function expires_before(l, key, till)
+  if l.kind.expires(l) >= till then return false end
+  return not (is_real and lingers(l) and floor(now / 1000) + call('PTTL', key) > till / 1000)
+end
+
 if is_plain then
   local limits, fields = {nil, nil, nil}, {1, 0, 0, now, nil, nil, nil}
   local due, decided, asks, first = now, 0, false, 1
@@ -38,7 +45,7 @@ if is_plain then
     local l = limits[i]
     local till = due + (lingers(l) and SLACK or 0)
     local is_kept = l.due > now or fields[4 + i] > 0 and values[i] and lingers(l)
-    if is_kept and (not values[i] or l.kind.expires(l) < till) then is_decided = false end
+    if is_kept and (not values[i] or expires_before(l, KEYS[i], till)) then is_decided = false end
   end
   if is_decided then
     -- All keys are read before the first one is written.

@@ -255,7 +255,8 @@ local function reserve(longest, is_shadow, is_behind, wants_state)
     for i = 1, due and count or 0 do
       local l = limits[i]
       local is_kept = l.n > 0 and (l.kind.due(l, l.at, l.n) > l.now or l.value and lingers(l))
-      if is_kept and (not l.value or l.kind.expires(l) < due + (lingers(l) and SLACK or 0)) then
+      local till = due + (lingers(l) and SLACK or 0)
+      if is_kept and (not l.value or expires_before(l, l.key, till)) then
         l.kept, l.changed = max(l.kept, min(due, now + DECADE) + LINGER), true
       end
     end

@@ -501,6 +501,30 @@ fn a_key_is_kept_for_a_request_that_another_limit_refuses() {
     assert_eq!(store.call(TRY, now + 75_000_000, &parts(4, 2)).answer, Answer::Done);
 }
 
+/// Each refusal wrote a key that was kept for the request already.
+#[test]
+fn a_key_is_kept_for_a_refused_request_once() {
+    let Some(mut store) = Store::new() else { return };
+    let limits =
+        ["fixed_window 1/d from_first_grant", "token_bucket 1/s burst 60 start_with 1"].map(Limit::new);
+    let parts = || [limits[0].part(1, &[]), limits[1].part(1, &[])];
+    let script = Script::shared(limits.iter().map(|limit| limit.terms.kind()));
+    let refused_and_written = |store: &mut Store| {
+        let reply = store.query(&script, &command(&script, TRY, None, &parts()));
+        let answer = Reply::read(reply, 2).expect("a reply").answer;
+        let stats: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut store.connection).expect("text");
+        let sets = stats.lines().find_map(|line| line.strip_prefix("cmdstat_set:calls="));
+        let sets = sets.and_then(|sets| sets.split(',').next()).and_then(|sets| sets.parse::<u64>().ok());
+        (answer == Answer::Refused, sets.expect("a number"))
+    };
+    assert!(!refused_and_written(&mut store).0);
+    let (_, first) = refused_and_written(&mut store);
+    for _ in 0..10 {
+        assert_eq!(refused_and_written(&mut store), (true, first));
+    }
+}
+
 /// By the server's own time, without a time that is set.
 #[test]
 fn every_key_expires_and_an_idle_store_is_empty() {
