@@ -131,7 +131,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         // The policy is stored under the lock of the shard, which the caller holds.
         if policy.is_common() {
             self.follow(deferred, change.only_part(), |state| {
-                let level = policy.policy().change_now(state, at, &|| self.clock.now(), change)?;
+                let level = policy.policy().change_now(state, at, &|| self.now_within(at), change)?;
                 if policy.terms().is_some() {
                     // These terms stay as they are; only the policy of the shard changes.
                     policy.set_apart(true);

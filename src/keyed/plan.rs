@@ -415,7 +415,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         let Some(change) = change else { return false };
         self.follow(deferred, change.only_part(), |state| {
             let change = keep_fresh(change, policy.policy(), state, at);
-            let level = policy.policy().change_now(state, at, &|| self.clock.now(), change)?;
+            let level = policy.policy().change_now(state, at, &|| self.now_within(at), change)?;
             policy.set_apart(common);
             Ok(level)
         })

@@ -73,8 +73,8 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            let now = || self.shared.clock.now();
-            let make = || policy.make_step(state, visit.now, &now, step, keep);
+            let at = visit.now;
+            let make = || policy.make_step(state, at, &|| self.shared.now_within(at), step, keep);
             line.change(&self.shared.rule, None, make)?;
             self.shared.weigh_anew(line, visit);
             Ok(())

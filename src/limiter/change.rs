@@ -21,8 +21,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.serve_then(|line, visit| {
-            let now = || self.clock.now();
-            let make = || policy.change_now(state, visit.now, &now, change);
+            let at = visit.now;
+            let make = || policy.change_now(state, at, &|| self.now_within(at), change);
             line.change(&self.rule, change.only_part(), make)?;
             self.weigh_anew(line, visit);
             Ok(())

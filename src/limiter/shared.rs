@@ -318,6 +318,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Visit { rule, lateness, now, deferred, due: None, is_unchanged: false }
     }
 
+    /// Reads the clock once more within a visit that began at `at`. If the clock panics, the visit
+    /// goes on as of its beginning.
+    pub(crate) fn now_within(&self, at: Nanos) -> Nanos {
+        catch_unwind(AssertUnwindSafe(|| self.clock.now())).unwrap_or(at)
+    }
+
     /// Returns the target that an alarm of the queue notifies.
     pub(crate) fn weak(self: &Arc<Self>) -> Weak<dyn Recheck> {
         let this: Weak<Self> = Arc::downgrade(self);

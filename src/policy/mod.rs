@@ -383,7 +383,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ///
     /// A bucket cannot distinguish permits that were taken after `at` from a debt, which a higher
     /// rate repays sooner. So it calls `now` after it has read its state, and converts the state as
-    /// of then: no taken permit is younger. The default does not call `now`.
+    /// of then: no taken permit is younger. A policy that wraps another one forwards this method,
+    /// too. The default does not call `now`.
     ///
     /// # Errors
     ///

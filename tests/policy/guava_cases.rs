@@ -190,7 +190,8 @@ fn simple_weights() -> Result<(), Refusal> {
 }
 
 /// The interval of some rates is no whole number of ticks, and each cost is rounded up. The last
-/// stored permit was due a nanosecond late; in Guava it is due at once.
+/// stored permit was due a nanosecond late; in Guava it is due at once. Above 15 permits per second
+/// the roundings may add up to more than the nanosecond that is always saved.
 #[test]
 fn bursty_grants_all_stored_permits_at_once() {
     let at = |seconds: u64| Nanos::from_duration(Duration::from_secs(seconds));

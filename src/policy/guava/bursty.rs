@@ -34,9 +34,9 @@
 //! # Invariant
 //!
 //! In any period of length *d* at most `1 + rate * (d + max_burst)` single permits are granted, and
-//! at most `n + rate * (d + max_burst)` permits to requests of up to `n`. One nanosecond is always
-//! saved, because the clock cannot distinguish a gap that short from rounding. Tests:
-//! `tests/policy/properties.rs`.
+//! at most `n + rate * (d + max_burst)` permits to requests of up to `n`, where `max_burst` is one
+//! nanosecond longer than it was set: the clock cannot distinguish a gap that short from rounding.
+//! Tests: `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -143,9 +143,9 @@ pub struct BurstyCharge {
 
 /// Ticks that are always saved: one less than a nanosecond. Times are whole nanoseconds, rounded up
 /// if they come from a tick. A gap of less than a nanosecond is that rounding; charging for it
-/// would slow a limiter without burst by up to a nanosecond per permit. The costs of the stored
-/// permits are rounded up as well: 7 permits cost more than one second of 7 per second, and the
-/// last one would be lost.
+/// would slow a limiter without burst by up to a nanosecond per permit. The cost of each stored
+/// permit is rounded up as well: 7 permits cost more than one second of 7 per second, and the last
+/// one would be due a nanosecond late. Of more than 15 stored permits it may still be.
 const RESOLUTION: u64 = ticks::PER_NANO - 1;
 
 impl SmoothBursty {
