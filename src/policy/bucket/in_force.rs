@@ -44,13 +44,13 @@
 //! old rate until the time of its call. Likewise, if grants by the new terms move the word back to
 //! exactly the old value, a request that stalled all the while pays the old cost.
 //!
-//! **Time.** A word later than the time of the change is a debt, and a higher rate repays it sooner.
-//! The bad execution is a request that reads the clock after the change did, takes a whole burst
-//! before the conversion, and leaves a word that looks like a debt: the burst would be there again.
-//! So the conversion reads the clock after it has loaded the word in 4. A request reads the clock
-//! before it makes that word in its CAS. If the CAS comes before the load, the clock of the
+//! **Time.** A word later than the time of the change is a debt, and a higher rate repays it
+//! sooner. The bad execution is a request that reads the clock after the change did, takes a whole
+//! burst before the conversion, and leaves a word that looks like a debt: the burst would be there
+//! again. So the conversion reads the clock after it has loaded the word in 4. A request reads the
+//! clock before it makes that word in its CAS. If the CAS comes before the load, the clock of the
 //! conversion is no earlier, because clocks are read in the order of threads that see each other's
-//! words.
+//! words. Loom does not reorder a reading of its clock with the load before it.
 //!
 //! Giving back and charging cannot be refused, so these calls wait until the bucket is open. In a
 //! limiter they never meet a change, because both hold the lock of the queue. In a policy that is

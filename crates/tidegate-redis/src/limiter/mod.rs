@@ -71,9 +71,10 @@ use reserved::StoreReservation;
 ///
 /// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
 /// [`refund`](AnyLimiter::refund), [`keep_at_most`](AnyLimiter::keep_at_most) and
-/// [`reset`](StoreLimiter::reset) change the limits of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
-/// and the bounds of the queue apply to this limiter and its clones. [A
-/// table](crate::operating#whom-a-call-concerns) lists the calls of all limiters over a store.
+/// [`reset`](StoreLimiter::reset) change the limits of all processes. To hold up a job of one
+/// process, hold up the job itself. Closing, shadow mode and the bounds of the queue apply to this
+/// limiter and its clones. [A table](crate::operating#whom-a-call-concerns) lists the calls of all
+/// limiters over a store.
 ///
 /// # While the store is away
 ///

@@ -7,8 +7,8 @@ local function lingers(l)
   return l.kind == kinds[BUCKET] and l.terms[10] > 0
 end
 
--- Returns whether the key of a limit expires before an instant, although a request waits until then.
--- One that lingers may have been kept for an earlier request.
+-- Returns whether the key of a limit expires before an instant, although a request waits until
+-- then. The key of one that lingers may have been kept for an earlier request.
 local function expires_before(l, key, till)
   if l.kind.expires(l) >= till then return false end
   return not (is_real and lingers(l) and floor(now / 1000) + call('PTTL', key) > till / 1000)

@@ -16,8 +16,8 @@ impl Store {
     /// Some calls do not wait for the messages that they send: dropped permits in use, dropped
     /// waits, settled reservations, unused permits, permits on lease of a dropped limiter, and
     /// [`pause`], [`debit`] and [`refund`] of an [`AnyLimiter`]. A process that ends before these
-    /// messages are sent loses them. Call this method at the end of a program, after permits and limiters are
-    /// dropped, and wherever a program must know that its pause was carried out.
+    /// messages are sent loses them. Call this method at the end of a program, after permits and
+    /// limiters are dropped, and wherever a program must know that its pause was carried out.
     ///
     /// The process leaves the count of [`clients`](Store::clients), and is counted again from its
     /// next request for permits on.
