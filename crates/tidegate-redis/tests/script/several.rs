@@ -506,7 +506,7 @@ fn a_key_is_kept_for_a_request_that_another_limit_refuses() {
 fn a_key_is_kept_for_a_refused_request_once() {
     let Some(mut store) = Store::new() else { return };
     let limits =
-        ["fixed_window 1/d from_first_grant", "token_bucket 1/s burst 60 start_with 1"].map(Limit::new);
+        ["fixed_window 1/7d from_first_grant", "token_bucket 1/s burst 60 start_with 1"].map(Limit::new);
     let parts = || [limits[0].part(1, &[]), limits[1].part(1, &[])];
     let script = Script::shared(limits.iter().map(|limit| limit.terms.kind()));
     let refused_and_written = |store: &mut Store| {
