@@ -189,9 +189,9 @@ fn a_bucket_that_changes_forgets_nothing() {
     one_word(|rate| TokenBucket::new(rate, 2));
 }
 
-/// Changes a full bucket of two to twice the rate, while a thread whose clock advances by two
-/// permits takes all. Returns how many permits were granted. Like a real clock, this one is never
-/// behind a reading of another thread.
+/// Doubles the rate of a full bucket of two permits by `change`, while a thread takes all permits
+/// after the clock has advanced by the time of two. Returns how many permits were granted. Like a
+/// real clock, this one is never behind a reading of another thread.
 fn late_takes(change: impl Fn(&TokenBucket, &BucketState, &LoomClock)) -> usize {
     let both = Arc::new(taken_from(TokenBucket::new(rate("2/2s"), 2), 0, NOW));
     let clock = LoomClock::new();

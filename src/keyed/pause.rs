@@ -334,9 +334,9 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.more.as_ref()?.emptied
     }
 
-    /// Records the end of a pause during which time stood still since `begin`. Permits that arrive
-    /// in steps may have one step more, or less, in the time since a key was empty than in the same
-    /// time later: then the later time is one step off.
+    /// Records the end of a pause during which time stood still since `begin`. The time since the
+    /// keys were empty moves with the pause. A bucket that is refilled in steps may have one step
+    /// more, or less, in the moved time: then that time moves by one more step.
     fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool, deferred: &mut Deferred) {
         let policy = self.policy.clone();
         let later = |empty: Nanos| {

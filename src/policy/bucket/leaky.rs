@@ -228,10 +228,6 @@ impl Shut for LeakyBucket {
 impl Policy for LeakyBucket {
     passed_on_to_bucket!();
 
-    fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, at, &|| at, change)
-    }
-
     /// The burst is the number of [nodelay](LeakyBucket::nodelay) permits and the one that is
     /// passing. A lower capacity cuts it, and a later higher capacity does not restore it.
     fn change_now(

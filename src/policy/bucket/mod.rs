@@ -177,6 +177,10 @@ macro_rules! passed_on_to_bucket {
             Some(self.bucket.status(word, to).full_at.max(to))
         }
 
+        fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+            self.change_now(state, at, &|| at, change)
+        }
+
         fn rate(&self) -> Rate {
             self.bucket.terms().rate
         }

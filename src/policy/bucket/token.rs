@@ -235,10 +235,6 @@ impl Shut for TokenBucket {
 impl Policy for TokenBucket {
     passed_on_to_bucket!();
 
-    fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.change_now(state, at, &|| at, change)
-    }
-
     fn change_now(
         &self,
         state: &BucketState,
