@@ -370,8 +370,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ///
     /// The panic is kept. The queue is served as far as possible, the gate word is stored and the
     /// granted waiters are woken; then the panic resumes. After a panic of the policy while the
-    /// queue is served, or of the clock while an alarm is chosen, no alarm is set: the next call
-    /// that takes the lock sets it.
+    /// queue is served, no alarm is set: the next call that takes the lock sets it. After a panic of
+    /// the clock while an alarm is chosen, the alarms are lost: the waiting tasks set new ones.
     ///
     /// A panic discards the result of `work`, so a decision that was taken out of the queue would
     /// be lost. Therefore decisions are taken in a section of their own ([`Line::collect`]), and
@@ -456,8 +456,11 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 (line, now) = self.enter(self.yield_lock(line, deferred), deferred);
                 continue;
             }
-            let watch = |due| deferred.run_with(|deferred| line.watch(due, &self.clock, deferred)).flatten();
-            let Some(mut arming) = due.and_then(watch) else { return };
+            let Some(due) = due else { return };
+            let Some(arming) = deferred.run_with(|deferred| line.watch(due, &self.clock, deferred)) else {
+                return line.lose_alarms(due, deferred);
+            };
+            let Some(mut arming) = arming else { return };
             // Setting an alarm may call its waker, which takes the lock.
             drop(line);
             // A timer that panics is treated as gone.

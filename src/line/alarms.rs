@@ -36,10 +36,11 @@
 //! [`SECOND_MARGIN`] late. That happens once: the second reserve has fired last, so it is the first
 //! reserve from then on.
 //!
-//! An alarm is lost in three cases. It fires far too early, because its runtime is shutting down
-//! and fires all timers, or does not keep the clock's time. Its runtime is gone when the alarm is
-//! set. Its timer panics. The tasks that relied on the alarm are woken, and each task that still
-//! runs creates a new alarm or joins that of its runtime.
+//! An alarm is lost in four cases. It fires far too early, because its runtime is shutting down and
+//! fires all timers, or does not keep the clock's time. Its runtime is gone when the alarm is set.
+//! Its timer panics. The clock panics while an alarm is chosen: then all alarms are lost. The tasks
+//! that relied on the alarm are woken, and each task that still runs creates a new alarm or joins
+//! that of its runtime.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -282,6 +283,12 @@ impl<C: Timer> Alarms<C> {
             });
         let reserve = fired.or_else(|| latest(None));
         (reserve, latest(reserve))
+    }
+
+    /// Removes an alarm. The alarms that threads have taken stay: these threads check the queue.
+    pub(crate) fn lose_one(&mut self) -> Option<LostAlarm<C>> {
+        let key = self.list.iter().find(|(_, alarm)| alarm.sleep.is_some()).map(|(key, _)| key)?;
+        Some(self.lose(key))
     }
 
     fn lose(&mut self, key: usize) -> LostAlarm<C> {

@@ -36,6 +36,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
+    /// Loses all alarms, because the clock panicked while one of them was chosen: no alarm may be set
+    /// to when the head is due, at `due`.
+    pub(crate) fn lose_alarms(&mut self, due: Nanos, deferred: &mut Deferred) {
+        while let Some(lost) = self.alarms.lose_one() {
+            self.lose(lost, 0, deferred);
+        }
+        self.wake_thread(due, deferred);
+    }
+
     /// Wakes the tasks that relied on a lost alarm, so that each of them gets a new one. `early` is
     /// 1 if the alarm fired too early, and 0 if its runtime is gone or its timer panicked.
     fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred) {

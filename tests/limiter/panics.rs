@@ -4,7 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -335,6 +335,35 @@ fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
     assert_eq!(limiter.status().waiting, 1);
     clock.clock.advance(SECOND);
     assert_ready_ok!(second.poll());
+}
+
+/// The alarm of a wait that was due later by then had fired. The clock panicked when the alarm was
+/// set anew, and nothing served the wait anymore.
+#[test]
+fn a_clock_that_panics_while_an_alarm_is_set_leaves_no_wait_without_one() {
+    for reading in 0..6 {
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let countdown = left.clone();
+        let clock = Counted::running(move |_, _| {
+            let left = countdown.load(Ordering::Relaxed);
+            countdown.store(left.checked_sub(1).unwrap_or(usize::MAX), Ordering::Relaxed);
+            assert!(left > 0, "a clock that panics");
+        });
+        let bucket = TokenBucket::new(Rate::per_second(1000), 10).start_empty();
+        let limiter = RateLimiter::with_clock(bucket, clock.clone());
+        let mut wait = spawn_pending(limiter.acquire_many(2));
+        limiter.debit(3);
+        left.store(reading, Ordering::Relaxed);
+        let _ = catch_unwind(AssertUnwindSafe(|| clock.clock.advance(Duration::from_millis(3))));
+        left.store(usize::MAX, Ordering::Relaxed);
+        if wait.is_woken() {
+            assert_pending!(wait.poll());
+        }
+        // A panic of the alarm may have stopped the clock at 2 ms.
+        clock.clock.advance(Duration::from_millis(3));
+        assert!(wait.is_woken(), "no alarm after a panic of reading {reading}");
+        assert_ready_ok!(wait.poll());
+    }
 }
 
 #[test]
