@@ -93,7 +93,7 @@ async fn sentinels_replace_a_primary() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_planned_failover_moves_all_calls() {
     let Some(group) = Group::start_with(&["--rename-command", "SLAVEOF", ""]) else { return };
-    let (store, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
+    let (store, limiter) = load::open(load::patient(group.url("main", "of-servers")));
     let load = Load::start([limiter]);
     load.granted(100).await;
     group.sentinels[0].tell("SENTINEL FAILOVER main");

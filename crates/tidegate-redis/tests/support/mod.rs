@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test program uses a part of it.
 
+use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -32,6 +33,9 @@ pub(crate) struct Server {
 
 /// The settings of a sentinel, which it also writes itself.
 const SENTINEL: &str = "sentinel.conf";
+
+/// The output of a server.
+const LOG: &str = "log";
 
 /// The program of the servers; `None`, with a message, if none is installed. A program that the
 /// variable names must be there: otherwise all tests would pass without a server.
@@ -130,7 +134,7 @@ impl Server {
         self.spawn();
         wait_until("the server has started", || {
             let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert_eq!(ended, None, "the server has ended");
+            assert_eq!(ended, None, "the server has ended: {}", self.log());
             self.ping().is_ok()
         });
     }
@@ -151,7 +155,7 @@ impl Server {
             .arg(self.socket())
             .args(&self.args)
             .current_dir(self.directory.path())
-            .stdout(Stdio::null())
+            .stdout(File::create(self.directory.path().join(LOG)).expect("a file"))
             .spawn();
         self.child = Some(child.expect("a server"));
     }
@@ -164,6 +168,10 @@ impl Server {
     pub(crate) fn ping(&self) -> redis::RedisResult<()> {
         let client = redis::Client::open(self.url()).expect("an address");
         client.get_connection().and_then(|mut c| redis::cmd("PING").query::<()>(&mut c))
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join(LOG)).unwrap_or_default()
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -231,7 +239,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.signal("CONT");
         self.kill();
     }
 }
