@@ -25,14 +25,15 @@ local function begins(value)
 end
 
 -- Returns when a key expires, as an option of `SET` and its value. If the limit `lingers`, its key
--- may be kept for a refused request: it stays so long, whatever others change.
-local function expiry(key, ends, lingers)
+-- may be kept for a refused request: it stays so long, whatever others change. A pause that ended
+-- sooner makes that sooner as well.
+local function expiry(key, ends, lingers, sooner)
   if not is_real then
     return 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000)
   end
   -- The first whole millisecond after the limit's end.
   local millis = floor(ends / 1000) + 1
-  if lingers then millis = max(millis, floor(now / 1000) + call('PTTL', key)) end
+  if lingers then millis = max(millis, floor((now - (sooner or 0)) / 1000) + call('PTTL', key)) end
   return 'PXAT', ('%d'):format(millis)
 end
 

@@ -226,7 +226,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
-      writes[#writes + 1] = {l.key, value, expiry(l.key, ends, l.value and lingers(l))}
+      writes[#writes + 1] = {l.key, value, expiry(l.key, ends, l.value and lingers(l), l.sooner)}
     end
   end
   for _, parts in ipairs(writes) do write(unpack(parts)) end
