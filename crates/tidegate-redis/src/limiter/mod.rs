@@ -315,9 +315,12 @@ impl StoreLimiter {
 
     /// Gives permits back to all processes, like [`AnyLimiter::refund`], and waits until the store
     /// has them. Do not give back permits that [are degraded](tidegate::AllPermits::is_degraded):
-    /// the store did not grant them. The reservation of a request can be
-    /// [settled](tidegate::AnyReservation::settle) instead, which gives back just what this grant
-    /// took.
+    /// the store did not grant them.
+    ///
+    /// While requests wait, not all of the permits may come back, because the store does not know
+    /// which grant they are of: see [`limitations`](crate::limitations). The reservation of a
+    /// request can be [settled](tidegate::AnyReservation::settle) instead, which gives back just
+    /// what this grant took.
     ///
     /// # Cancel safety
     ///

@@ -1,14 +1,21 @@
 -- Takes back grants, and bookings whose instants lie ahead.
 
-local give
+local give, give_after
 if ARGV[4] or operation == 'refund' then
+  -- Adds permits to the state, and thus behind all bookings. They are of a grant at an instant, or
+  -- of any grants up to it.
+  function give_after(l, n, due, of_any)
+    local spare = l.kind.give(l, max(l.now, l.booked), n, due, of_any)
+    touch(l)
+    if not l.kind.cut and l.booked > now then note_refund(l, n, due, spare or 0) end
+  end
+
   -- Refunds permits of a grant.
   function give(l, n, due)
-    local kind = l.kind
     if due <= now and l.booked > now and lasts(l, due) > now then
       -- Requests take them now, like the permits of a booking that was given back.
-      if kind.drop then
-        n = n - kind.drop(l, due, n)
+      if l.kind.drop then
+        n = n - l.kind.drop(l, due, n)
       else
         add_place(l, {due = due, size = n, free = n, number = -1})
         n = 0
@@ -17,9 +24,7 @@ if ARGV[4] or operation == 'refund' then
       touch(l)
       if n == 0 then return end
     end
-    local spare = kind.give(l, max(l.now, l.booked), n, due)
-    touch(l)
-    if not kind.cut and l.booked > now then note_refund(l, n, due, spare or 0) end
+    give_after(l, n, due)
   end
 end
 

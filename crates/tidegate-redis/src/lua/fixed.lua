@@ -23,6 +23,13 @@
 --   | 5     | from   | us     | like `since`, for the windows before the gap. The beginnings of |
 --   |       |        |        | earlier windows are unknown: they lend nothing                  |
 --
+-- While bookings lie ahead, one more number follows:
+--
+--   | state | name  | unit    | meaning                                                         |
+--   |-------|-------|---------|-----------------------------------------------------------------|
+--   | ..    | least | permits | no window has fewer, from that of the call that made the first  |
+--   |       |       |         | of these bookings to the one before that of `booked`            |
+--
 -- Exactness. Only sums and remainders of integers below 2^53.
 do
   -- Returns the window that is open at an instant: its beginning, and its used permits.
@@ -40,13 +47,15 @@ do
     terms = '>ddd',
 
     read = function(l, value)
+      local behind
       if not value then
         l.began, l.used, l.since, l.before, l.from = l.booked, 0, l.booked, l.booked, l.booked
       elseif l.terms[3] < 0 then
-        l.began, l.used, l.since, l.before, l.from = parse('>ddddd', value, l.first)
+        l.began, l.used, l.since, l.before, l.from, behind = parse('>ddddd', value, l.first)
       else
-        l.began, l.used = parse('>dd', value, l.first)
+        l.began, l.used, behind = parse('>dd', value, l.first)
       end
+      if has_back then l.least = behind and behind <= #value and parse('>d', value, behind) or MOST end
     end,
 
     due = function(l, at, n)
@@ -58,6 +67,15 @@ do
 
     take = function(l, at, n)
       local began, used = open(l, at)
+      if at > l.now then
+        local before, least = l.began, l.used
+        if l.booked <= l.now then
+          before, least = open(l, l.now)
+          l.least = MOST
+        end
+        -- Windows that are skipped have no permits.
+        if began > before then l.least = min(l.least, began == before + l.terms[2] and least or 0) end
+      end
       if l.terms[3] < 0 and l.used == 0 then
         l.since, l.before, l.from = began, began, began
       elseif l.terms[3] < 0 and (began - l.began) % l.terms[2] > 0 then
@@ -85,8 +103,9 @@ do
     end,
 
     value = function(l)
-      if l.terms[3] >= 0 then return pack('>dd', l.began, l.used) end
-      return pack('>ddddd', l.began, l.used, l.since, l.before, l.from)
+      local least = l.booked > l.now and pack('>d', l.least) or ''
+      if l.terms[3] >= 0 then return pack('>dd', l.began, l.used) .. least end
+      return pack('>ddddd', l.began, l.used, l.since, l.before, l.from) .. least
     end,
   }
 
@@ -100,6 +119,12 @@ do
         began = due < l.since and l.before or l.began
       end
       return due + t[2] - (due - began) % t[2]
+    end
+
+    -- Returns how many permits the present window has granted at least, while bookings lie ahead.
+    kinds[FIXED].granted = function(l)
+      if l.began > l.now then return l.least end
+      return l.origin ~= '' and l.used - l.alive or 0
     end
 
     kinds[FIXED].lend = function(l, at, n)

@@ -189,12 +189,12 @@ do
   end
 
   if has_back then
-    kinds[LOG].give = function(l, at, n, due)
+    kinds[LOG].give = function(l, at, n, due, of_any)
       -- The oldest permits go, as in one process, which forgets these first. No later window has
       -- one of them without the grant. Permits that still count at the last booking make room for
-      -- the next booking.
+      -- the next booking, but those of any grants may be the oldest that count now.
       local counts = due + l.terms[2]
-      local first = gone(l, counts > at and at or l.now)
+      local first = gone(l, counts > at and not of_any and at or l.now)
       -- Later bookings keep theirs.
       n = min(n, sum(l, gone(l, counts)) - sum(l, first))
       if counts > l.now and n > 0 then cut(l, first + 1, n) end

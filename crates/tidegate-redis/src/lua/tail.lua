@@ -31,18 +31,18 @@ local function charged_at(l)
   return l.kind.hold and l.at or max(l.now, l.booked)
 end
 
--- Returns the instant as of which permits of no particular grant are given back, and bounds their
--- number. A bucket stands still in a pause. If bookings lie ahead, the permits of a window, or of a
--- step, may be granted besides these bookings: no more than are taken now. If they may still be
--- granted at the last booking, no more than are taken there.
-local function without_grant(l)
-  if l.kind.hold and l.now < l.held then return l.at end
-  if l.booked > l.now and lasts(l, l.now) > l.now then
-    local taken = l.terms[l.kind == kinds[BUCKET] and 6 or 1]
-    if lasts(l, l.now) > l.booked then taken = taken - l.kind.left(l, l.booked) end
-    l.n = min(l.n, max(0, taken - free_at(l, l.now)))
+-- Gives back permits of no particular grant. They may be those of the oldest grant that counts. So
+-- while bookings lie ahead, a window gets none of them, but a fixed window as many as it has
+-- granted at least: all of its grants end with it. A bucket stands still in a pause: what was
+-- charged there counts at the end, behind the bookings from before the pause.
+local function refund_any(l)
+  local kind, due = l.kind, l.now
+  if kind.hold and l.now < l.held and l.booked - l.shift <= l.now then due = l.at end
+  if kind.hold or kind.cut or l.booked <= l.now then
+    give_after(l, l.n, due, true)
+  elseif kind.granted and #l.later == 0 then
+    give(l, min(l.n, max(0, kind.granted(l) - free_at(l, due))), due)
   end
-  return l.now
 end
 
 if operation == 'back' then
@@ -56,10 +56,12 @@ elseif operation == 'debit' then
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
-    local due = place < 0 and without_grant(l) or place
     -- A state gets no refund of a grant that is still ahead, except after the clock was set back.
-    local is_there = l.value or place < 0 and lingers(l)
-    if l.n > 0 and is_there and due <= max(l.now, l.booked) then give(l, l.n, due) end
+    if l.n > 0 and place < 0 and (l.value or lingers(l)) then
+      refund_any(l)
+    elseif l.n > 0 and l.value and place >= 0 and place <= max(l.now, l.booked) then
+      give(l, l.n, place)
+    end
   end
 elseif operation == 'keep' then
   other = {}
@@ -86,7 +88,7 @@ elseif operation == 'resume' then
     other[i] = rest > 0 and 1 or 0
     if rest > 0 then
       if l.kind.resume then l.kind.resume(l) end
-      l.held = 0
+      l.held, l.sooner = 0, rest
       change(l)
     end
   end

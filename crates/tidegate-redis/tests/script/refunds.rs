@@ -57,6 +57,63 @@ fn a_refund_beside_bookings_leaves_no_window_more_than_its_limit() {
     }
 }
 
+/// Permits of no particular grant may be those of the oldest grant that counts. They came back to a
+/// window that no longer counts that grant, to a booking ahead, and without a bound to a window of
+/// which less was granted. Each row: grants and waits with their times, in milliseconds, and the
+/// number and the time of the refund; then a request, and when it is due.
+#[test]
+fn a_refund_gives_back_no_permits_of_later_windows_or_of_bookings() {
+    let Some(mut store) = Store::new() else { return };
+    type Call = (u64, u64);
+    let rows: [(&str, &[Call], Call, Call, u64); 9] = [
+        ("sliding_window 20/s cells 4", &[(18, 417), (19, 524)], (9, 881), (5, 1088), 2250),
+        ("sliding_window 20/s cells 4", &[(14, 217), (16, 424)], (14, 938), (14, 1609), 2000),
+        ("sliding_estimate 20/s", &[(10, 888), (16, 1145)], (10, 1202), (5, 1916), 2063),
+        ("sliding_log 20/s", &[(7, 318), (11, 524), (9, 731)], (6, 782), (3, 1038), 1524),
+        ("fixed_window 20/s", &[(1, 267), (20, 524)], (20, 931), (2, 938), 2000),
+        ("fixed_window 20/s", &[(20, 990), (1, 1267), (20, 1524)], (20, 1931), (2, 1938), 3000),
+        ("fixed_window 20/s", &[(11, 100), (20, 524), (20, 600)], (20, 931), (12, 938), 3000),
+        ("fixed_window 20/s", &[(11, 100), (20, 524), (20, 600)], (20, 931), (11, 938), 938),
+        ("token_bucket 20/s burst 20 interval_refill", &[(1, 267), (20, 524)], (20, 931), (2, 938), 2000),
+    ];
+    for (i, (line, grants, (back, back_at), (n, at), expected)) in rows.into_iter().enumerate() {
+        let mut limit = Limit::new(line);
+        limit.key.push_str(&format!("-oldest-{i}"));
+        let mut call = |operation, at, n| store.call(operation, START + at * 1_000, &[limit.part(n, &[])]);
+        for (n, at) in grants {
+            assert_eq!(call(ANY_WAIT, *at, *n).answer, Answer::Done, "{line}");
+        }
+        call(Operation::Refund { due: NO_GRANT }, back_at, back);
+        assert_eq!(due(&call(ANY_WAIT, at, n)).div_ceil(1_000), expected, "row {i}: {line}");
+    }
+}
+
+/// In a pause, permits came back to a bucket besides a booking from before the pause, which was
+/// granted as well.
+#[test]
+fn a_refund_in_a_pause_gives_back_no_permits_of_earlier_bookings() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["token_bucket 10/s burst 5", "leaky_bucket 10/s capacity 20 nodelay 4"] {
+        for resumed in [false, true] {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-paused-{resumed}"));
+            let mut call =
+                |operation, at: u64, n| store.call(operation, START + at * 1_000, &[limit.part(n, &[])]);
+            assert_eq!(call(TRY, 10, 5).answer, Answer::Done, "{line}");
+            assert_eq!(due(&call(ANY_WAIT, 20, 5)).div_ceil(1_000), 510, "{line}");
+            let span = Duration::from_millis(if resumed { 1_000 } else { 100 });
+            call(Operation::Pause { span, keep_permits: true }, 400, 1);
+            call(Operation::Debit, 405, 1);
+            call(Operation::Refund { due: NO_GRANT }, 410, 5);
+            if resumed {
+                call(Operation::Resume, 420, 1);
+            }
+            let late = call(ANY_WAIT, 612, 4);
+            assert!(due(&late) >= 900_000, "{line}, resumed {resumed}: {late:?}");
+        }
+    }
+}
+
 /// A pause that ended sooner took the state back behind the bookings that were made.
 #[test]
 fn a_resumed_limit_grants_nothing_before_its_bookings() {
