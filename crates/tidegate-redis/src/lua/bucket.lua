@@ -269,6 +269,8 @@ do
           level = count * unit + rest
         end
         for i = 2, last, 2 do peaks[i] = MOST end
+        -- Another burst may take longer to fill, even if its terms take equally long.
+        l.slow = max(l.slow, t[11] + 1)
         if has_back then forget_marks(l) end
       end
       l.level = level

@@ -525,6 +525,52 @@ fn a_key_is_kept_for_a_refused_request_once() {
     }
 }
 
+/// The key of a limit that was paused for ever was kept for decades after the pause had been ended.
+#[test]
+fn a_key_is_not_kept_for_a_pause_that_has_been_ended() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["token_bucket 10/s burst 5 start_with 0", "smooth_bursty 5/s", "leaky_bucket 10/s"] {
+        let limit = Limit::new(line);
+        let script = Script::shared([limit.terms.kind()]);
+        let mut call = |operation| {
+            store.query(&script, &command(&script, operation, None, &[limit.part(1, &[])]));
+        };
+        call(TRY);
+        call(Operation::Pause { span: Duration::from_secs(20 * 365 * 86_400), keep_permits: true });
+        call(TRY);
+        call(Operation::Resume);
+        let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        assert!(ttl < 86_400_000 + 60_000, "{line}: {ttl} ms");
+    }
+}
+
+/// The key of a bucket expired when the smaller of two bursts was full again, if both take equally
+/// long to fill: the larger burst began anew each time.
+#[test]
+fn a_key_is_kept_until_the_larger_of_two_bursts_is_full() {
+    let Some(mut store) = Store::new() else { return };
+    for (wide, narrow) in [
+        ("token_bucket 100/s burst 50", "token_bucket 10/s burst 5"),
+        ("token_bucket 100/s burst 59", "token_bucket 10/s burst 5"),
+        ("token_bucket 20/s burst 10", "token_bucket 10/s burst 5"),
+        ("leaky_bucket 100/s nodelay 49", "leaky_bucket 10/s nodelay 4"),
+    ] {
+        let (wide, mut narrow) = (Limit::new(wide), Limit::new(narrow));
+        narrow.key.clone_from(&wide.key);
+        store.call(Operation::Reset, START, &[wide.part(1, &[])]);
+        let full = store.call(Operation::Status, START, &[wide.part(0, &[])]).limits[0].available;
+        assert_eq!(store.call(TRY, START, &[wide.part(full - 5, &[])]).answer, Answer::Done);
+        for limit in [&narrow, &narrow] {
+            assert_eq!(store.call(TRY, START, &[limit.part(1, &[])]).answer, Answer::Done);
+            let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            // Under a time that is set, keys are kept for one day more.
+            let ttl = ttl - 86_400_000 + 1;
+            let told = store.call(Operation::Status, START + ttl * 1_000, &[wide.part(0, &[])]);
+            assert_eq!(told.limits[0].available, full, "{}: {ttl} ms", wide.key);
+        }
+    }
+}
+
 /// By the server's own time, without a time that is set.
 #[test]
 fn every_key_expires_and_an_idle_store_is_empty() {
