@@ -29,8 +29,8 @@ use crate::read::ResponseLimits;
 /// two cases. Either another call took the last units that the server allows while this call was
 /// granted, or the call's route moved to the limiter of its [bucket](super::Scopes#buckets). In
 /// both cases the permits of the first wait go back to the limiter: the call pays once, and nothing
-/// if it is refused. A limiter over a store takes back only the permits of a
-/// [reserved](Obey::reserve) call. Observers of the limiter are notified of each grant.
+/// if it is refused. A limiter over a store does not take back all permits in some cases, as the
+/// limitations of its crate tell. Observers of the limiter are notified of each grant.
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
