@@ -28,13 +28,14 @@ mod write;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
 use crate::all_of::{AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::{AnyLimiter, AnyReservation};
+use crate::error::Refusal;
 
 pin_project! {
     /// A reader, a writer or both, that takes a permit for each byte.
@@ -174,8 +175,8 @@ struct Direction {
     /// The number of bytes that are paid for at a time.
     chunk: u32,
     max_chunk: u32,
-    /// The chunk that is being paid for, and its reservation.
-    reservation: Option<(u32, AnyReservation)>,
+    /// The chunk that is being paid for, its reservation, and whether that has waited.
+    reservation: Option<(u32, AnyReservation, bool)>,
     /// The number of bytes that were read and have no reservation.
     owed: u32,
 }
@@ -205,7 +206,7 @@ impl Direction {
             let part = self.part(bytes);
             match self.limiter.reserve(AllRequest::from(part)) {
                 Ok(reservation) => {
-                    self.reservation = Some((part, reservation));
+                    self.reservation = Some((part, reservation, false));
                     return Ok(part);
                 }
                 Err(refusal) => self.shrink_after(part, refusal)?,
@@ -214,12 +215,19 @@ impl Direction {
     }
 
     /// Waits until the reservation is due, if there is one. Returns the number of bytes that it is
-    /// for. Returns `None` if they need another reservation, for a smaller chunk. After an error
-    /// they have no reservation.
+    /// for. Returns `None` if they need another reservation, because the rate or the burst changed.
+    /// After an error they have no reservation.
     fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<u32>>> {
-        let Some((bytes, reservation)) = &mut self.reservation else { return Poll::Ready(Ok(Some(0))) };
+        let Some((bytes, reservation, has_waited)) = &mut self.reservation else {
+            return Poll::Ready(Ok(Some(0)));
+        };
         let bytes = *bytes;
-        match ready!(Pin::new(reservation).poll(context)) {
+        let Poll::Ready(decision) = Pin::new(reservation).poll(context) else {
+            *has_waited = true;
+            return Poll::Pending;
+        };
+        let has_waited = *has_waited;
+        match decision {
             Ok(grant) => {
                 if grant.waited() > Duration::ZERO {
                     self.set_chunk();
@@ -228,7 +236,10 @@ impl Direction {
             }
             Err(refusal) => {
                 self.reservation = None;
-                Poll::Ready(self.shrink_after(bytes, refusal).map(|()| None))
+                let is_too_large = matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. }));
+                let result = self.shrink_after(bytes, refusal);
+                // The burst may be large again by now.
+                Poll::Ready(if has_waited && is_too_large { Ok(None) } else { result.map(|()| None) })
             }
         }
     }
@@ -242,7 +253,7 @@ impl Direction {
 
     /// Ends the reservation. `bytes` of its bytes were moved.
     fn settle(&mut self, bytes: u32) {
-        if let Some((_, reservation)) = self.reservation.take() {
+        if let Some((_, reservation, _)) = self.reservation.take() {
             // All limits get the same number, so no name can be wrong.
             let _ = reservation.settle(bytes);
         }
@@ -254,7 +265,7 @@ impl fmt::Debug for Direction {
         f.debug_struct("Direction")
             .field("limiter", &self.limiter)
             .field("chunk", &self.chunk)
-            .field("waits_for", &self.reservation.as_ref().map(|(bytes, _)| bytes))
+            .field("waits_for", &self.reservation.as_ref().map(|(bytes, ..)| bytes))
             .field("owed", &self.owed)
             .finish()
     }

@@ -14,7 +14,7 @@ impl Direction {
     fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let read = match &self.reservation {
-                Some((bytes, _)) => *bytes,
+                Some((bytes, ..)) => *bytes,
                 None if self.owed == 0 => return Poll::Ready(Ok(())),
                 None => {
                     let joined = self.reserve_chunk(self.owed as usize)?;

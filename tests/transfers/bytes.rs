@@ -387,6 +387,36 @@ fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
     assert_eq!(assert_ready_ok!(read.poll()), 10);
 }
 
+/// Bug: the transfer ended with the refusal of the waiting chunk, although the burst was as large as
+/// before when the task ran.
+#[test]
+fn a_burst_that_was_small_for_a_moment_ends_no_transfer() {
+    let (limiter, clock) = bucket(1000, 512);
+    let small_for_a_moment = || {
+        limiter.change(Change::only_burst(10)).expect("a bucket");
+        limiter.change(Change::only_burst(512)).expect("a bucket");
+    };
+    limiter.drain();
+    let mut writer =
+        Throttled::new(Peer { most: usize::MAX, ..Peer::default() }).limit_writes(limiter.clone());
+    let mut write = spawn(writer.write(&[1; 1000]));
+    assert_pending!(write.poll());
+    small_for_a_moment();
+    assert_pending!(write.poll());
+    clock.advance(Duration::from_millis(512));
+    assert_eq!(assert_ready_ok!(write.poll()), 512);
+
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter.clone());
+    let mut buffer = [0; 1000];
+    assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 512);
+    let mut read = spawn(reader.read(&mut buffer));
+    assert_pending!(read.poll());
+    small_for_a_moment();
+    assert_pending!(read.poll());
+    clock.advance(Duration::from_millis(512));
+    assert_eq!(assert_ready_ok!(read.poll()), 512);
+}
+
 #[tokio::test(start_paused = true)]
 async fn both_ways_share_a_limit_and_the_bytes_arrive() -> io::Result<()> {
     let limiter = in_tokio(1_000_000, 10_000);

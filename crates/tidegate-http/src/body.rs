@@ -16,7 +16,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tidegate::io::chunk_size;
-use tidegate::{AcquireAny, AnyLimiter};
+use tidegate::{AcquireAny, AllRefusal, AnyLimiter, Refusal};
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
@@ -87,9 +87,9 @@ pin_project! {
         max_chunk: u32,
         // The bytes of a frame that are not yielded yet; never empty.
         data: Option<B::Data>,
-        // The chunk that is being paid for. The mutex is never locked: it makes the body `Sync`,
-        // which clients such as reqwest require.
-        wait: Mutex<Option<(u32, AcquireAny)>>,
+        // The chunk that is being paid for, its request, and whether that has waited. The mutex is
+        // never locked: it makes the body `Sync`, which clients such as reqwest require.
+        wait: Mutex<Option<(u32, AcquireAny, bool)>>,
     }
 }
 
@@ -117,6 +117,10 @@ impl<B: Body> ThrottledBody<B> {
     pub fn get_mut(&mut self) -> &mut B {
         &mut self.inner
     }
+}
+
+fn is_too_large(refusal: &AllRefusal) -> bool {
+    matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. }))
 }
 
 impl<B> Body for ThrottledBody<B>
@@ -147,12 +151,15 @@ where
         };
         loop {
             let chunk = (*this.chunk).min(*this.max_chunk);
-            let (bytes, permits) = wait.get_or_insert_with(|| {
+            let (bytes, permits, has_waited) = wait.get_or_insert_with(|| {
                 let bytes = u32::try_from(data.remaining()).unwrap_or(u32::MAX).min(chunk);
-                (bytes, this.limiter.acquire_many(bytes))
+                (bytes, this.limiter.acquire_many(bytes), false)
             });
-            let bytes = *bytes;
-            let decision = ready!(Pin::new(permits).poll(context));
+            let Poll::Ready(decision) = Pin::new(permits).poll(context) else {
+                *has_waited = true;
+                return Poll::Pending;
+            };
+            let (bytes, has_waited) = (*bytes, *has_waited);
             *wait = None;
             if decision.as_ref().map_or(true, |permits| !permits.waited().is_zero()) {
                 *this.chunk = chunk_size(this.limiter);
@@ -167,6 +174,8 @@ where
                 }
                 // The burst became smaller meanwhile, and so did the chunk.
                 Err(_) if *this.chunk < bytes => {}
+                // The burst became smaller meanwhile, and may be large again.
+                Err(refusal) if has_waited && is_too_large(&refusal) => {}
                 Err(refusal) => return Poll::Ready(Some(Err(refusal.into()))),
             }
         }

@@ -171,6 +171,22 @@ fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
     assert_eq!(size(assert_ready!(next.poll())), Some(100));
 }
 
+/// The body ended with the refusal of the waiting chunk, although the burst was as large as before
+/// when the task ran.
+#[test]
+fn a_burst_that_was_small_for_a_moment_ends_no_body() {
+    let (limiter, clock) = bucket(1000, 512);
+    limiter.drain();
+    let mut body = ThrottledBody::new(Frames::of(&[1000]), limiter.clone());
+    let mut next = spawn(body.frame());
+    assert_pending!(next.poll());
+    limiter.change(Change::only_burst(10)).unwrap();
+    limiter.change(Change::only_burst(512)).unwrap();
+    assert_pending!(next.poll());
+    clock.advance(Duration::from_millis(512));
+    assert_eq!(size(assert_ready!(next.poll())), Some(512));
+}
+
 #[test]
 fn no_chunk_is_larger_than_asked() {
     let (limiter, _) = bucket(1_000_000, 100_000);
