@@ -8,8 +8,9 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter,
-    ManualClock, OfKey, Rate, RateLimiter, Refusal, Request, TokenBucket, Unlimited,
+    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
+    CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter, Limiter, ManualClock, OfKey, Pause, Rate,
+    RateLimiter, Refusal, Request, TokenBucket, Unlimited,
 };
 use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, ResponseLimits, Vendor};
@@ -599,6 +600,94 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
             }
             assert_eq!((left(), api.in_flight()), ((13, 999, 1), 0));
         }
+    }
+}
+
+/// A limiter whose store is away: a share decides each request. What is given back goes to the
+/// store.
+#[derive(Debug)]
+struct Away {
+    share: AnyLimiter,
+    store: AnyLimiter,
+}
+
+impl Limiter for Away {
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.share.try_acquire_many(request.clone()).map(AllPermits::as_degraded)
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let permits = self.share.acquire_many(request.clone());
+        AcquireAny::new(async { permits.await.map(AllPermits::as_degraded) })
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.share.blocking_acquire_many(request.clone()).map(AllPermits::as_degraded)
+    }
+
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        self.share.reserve(request.clone())
+    }
+
+    fn status(&self) -> AllStatus {
+        self.share.status()
+    }
+
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        self.share.pause(pause)
+    }
+
+    fn resume(&self) -> bool {
+        self.share.resume()
+    }
+
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.store.debit(costs.clone())
+    }
+
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.store.refund(costs.clone())
+    }
+
+    fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        self.store.keep_at_most(name, permits)
+    }
+
+    fn close(&self) -> Result<bool, AllRefusal> {
+        self.share.close()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.share.is_closed()
+    }
+}
+
+/// Regression: the store got permits back that its share had granted. Other processes could take
+/// them beyond the limit.
+#[test]
+fn a_store_gets_no_permits_back_that_it_did_not_grant() {
+    type Ask = fn(&Obey) -> Poll<Result<Call, AllRefusal>>;
+    let at_once: Ask = |api| Poll::Ready(api.try_acquire());
+    let later: Ask = |api| poll(&mut Box::pin(api.acquire()));
+    let blocking: Ask = |api| {
+        let request = AllRequest::new().within(Duration::ZERO);
+        Poll::Ready(api.blocking_acquire_many(request))
+    };
+    let reserved: Ask = |api| poll(&mut api.reserve(1).unwrap());
+    for ask in [at_once, later, blocking, reserved] {
+        let clock = ManualClock::new();
+        let window = || RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(100)), clock.clone());
+        let (share, store) = (window(), window());
+        store.drain();
+        let away = Away { share: share.into(), store: store.clone().into() };
+        let api = Obey::with_options(AnyLimiter::new(away), options(&clock));
+        let reported = [("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", "60")];
+        obey(&mut api.try_acquire().unwrap(), 200, &reported);
+        let _calls: Vec<_> = (0..3).map(|_| api.try_acquire().unwrap()).collect();
+        // The share grants the call, and the server does not allow it.
+        api.limiter().resume();
+        assert!(!matches!(ask(&api), Poll::Ready(Ok(_))));
+        assert_eq!(store.status().available, 0);
     }
 }
 
