@@ -16,9 +16,10 @@ use crate::support::loops::Loops;
 use crate::support::spawn_pending;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
+use tidegate::policy::Keep;
 use tidegate::{
-    AllOf, Events, Grant, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingLog, SmoothBursty,
-    TokenBucket, WhenFull,
+    AllOf, AnyPolicy, Events, Grant, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingLog,
+    SmoothBursty, TokenBucket, WhenFull,
 };
 #[cfg(feature = "keyed")]
 use tidegate::{KeyedAllOf, KeyedRateLimiter};
@@ -380,6 +381,40 @@ fn a_clock_that_panics_when_an_answer_is_there_costs_no_permit() {
     assert!(second.is_woken());
     assert_ready_ok!(second.poll());
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
+}
+
+/// A clock, and the number of readings after which it panics once.
+fn unsteady_after() -> (Counted, Arc<AtomicUsize>) {
+    let left = Arc::new(AtomicUsize::new(usize::MAX));
+    let counter = left.clone();
+    let run = move |_: &ManualClock, _| {
+        let left = counter.load(Ordering::Relaxed);
+        counter.store(left.checked_sub(1).unwrap_or(usize::MAX), Ordering::Relaxed);
+        assert!(left > 0, "a clock that panics");
+    };
+    (Counted::running(run), left)
+}
+
+/// Bug: no request was granted any more. The policy was shut, and no other one was there.
+#[test]
+fn a_change_is_made_although_the_clock_panics() -> Result<(), Box<dyn std::error::Error>> {
+    let lines =
+        ["token_bucket 5/s burst 10", "smooth_bursty 5/s", "fixed_window 10/min", "sliding_log 10/min"];
+    for (from, to) in lines.into_iter().flat_map(|from| lines.map(|to| (from, to))) {
+        for readings in 0..4 {
+            let (clock, left) = unsteady_after();
+            let limiter = RateLimiter::with_clock(from.parse::<AnyPolicy>()?, clock.clone());
+            clock.clock.advance(SECOND);
+            left.store(readings, Ordering::Relaxed);
+            let _ =
+                catch_unwind(AssertUnwindSafe(|| limiter.apply(&to.parse().expect("a policy"), Keep::Count)));
+            left.store(usize::MAX, Ordering::Relaxed);
+            assert_eq!(limiter.policy().to_string(), to, "{from}, {readings}");
+            clock.clock.advance(SECOND);
+            assert_eq!(limiter.try_acquire().map(drop), Ok(()), "{from} to {to}, {readings}");
+        }
+    }
+    Ok(())
 }
 
 /// The request is in the queue when the policy panics. Bug: the next request overtook it, because
