@@ -35,6 +35,7 @@
 //! limiters in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
 //! key.
 
+use std::cell::RefCell;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -130,8 +131,8 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         let policy = &self.rule.policy;
         // The policy is stored under the lock of the shard, which the caller holds.
         if policy.is_common() {
-            self.follow(deferred, change.only_part(), |state| {
-                let level = policy.policy().change_now(state, at, &|| self.now_within(at), change)?;
+            self.follow(deferred, change.only_part(), at, |state, now| {
+                let level = policy.policy().change_now(state, at, now, change)?;
                 if policy.terms().is_some() {
                     // These terms stay as they are; only the policy of the shard changes.
                     policy.set_apart(true);
@@ -142,7 +143,8 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     }
 
     /// Changes the terms of one part of a key limiter, or of all parts, unless the key has its own
-    /// terms. Returns `false` if the policy refused the change.
+    /// terms. Returns `false` if the policy refused the change. `change` can read the clock; the
+    /// change of all keys began at `at`.
     ///
     /// Like [`change`](Shared::change), but the caller holds the lock of a shard: user code is left
     /// in `deferred`.
@@ -150,14 +152,17 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         self: &Arc<Self>,
         deferred: &mut Deferred,
         only: Option<usize>,
-        change: impl FnOnce(&P::State) -> Result<u64, PolicyError>,
+        at: Nanos,
+        change: impl FnOnce(&P::State, &dyn Fn() -> Nanos) -> Result<u64, PolicyError>,
     ) -> bool {
         let Single { policy, state } = &self.rule;
         self.with_all(deferred, |line, visit| {
             if policy.is_own() {
                 return true;
             }
-            let changed = line.change(visit.rule, only, || change(state)).is_ok();
+            let deferred = RefCell::new(&mut *visit.deferred);
+            let now = || self.now_within(at, &deferred);
+            let changed = line.change(visit.rule, only, || change(state, &now)).is_ok();
             if changed {
                 self.weigh_anew(line, visit);
             }

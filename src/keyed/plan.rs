@@ -413,9 +413,9 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             return true;
         }
         let Some(change) = change else { return false };
-        self.follow(deferred, change.only_part(), |state| {
+        self.follow(deferred, change.only_part(), at, |state, now| {
             let change = keep_fresh(change, policy.policy(), state, at);
-            let level = policy.policy().change_now(state, at, &|| self.now_within(at), change)?;
+            let level = policy.policy().change_now(state, at, now, change)?;
             policy.set_apart(common);
             Ok(level)
         })

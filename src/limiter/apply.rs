@@ -1,5 +1,7 @@
 //! Applying a configuration to a limiter while it runs.
 
+use std::cell::RefCell;
+
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::line::rule::Single;
@@ -73,8 +75,9 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            let at = visit.now;
-            let make = || policy.make_step(state, at, &|| self.shared.now_within(at), step, keep);
+            let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
+            let now = || self.shared.now_within(at, &deferred);
+            let make = || policy.make_step(state, at, &now, step, keep);
             line.change(&self.shared.rule, None, make)?;
             self.shared.weigh_anew(line, visit);
             Ok(())

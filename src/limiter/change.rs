@@ -1,5 +1,7 @@
 //! A change of the terms while requests wait: which due times it moves.
 
+use std::cell::RefCell;
+
 use crate::clock::Timer;
 use crate::error::PolicyError;
 use crate::limiter::shared::Shared;
@@ -21,8 +23,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.serve_then(|line, visit| {
-            let at = visit.now;
-            let make = || policy.change_now(state, at, &|| self.now_within(at), change);
+            let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
+            let make = || policy.change_now(state, at, &|| self.now_within(at, &deferred), change);
             line.change(&self.rule, change.only_part(), make)?;
             self.weigh_anew(line, visit);
             Ok(())

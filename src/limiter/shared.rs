@@ -11,7 +11,7 @@
 //! | policy state | as in `policy/atomic_word.rs` | |
 //! | everything else | under the lock | |
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -319,9 +319,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Reads the clock once more within a visit that began at `at`. If the clock panics, the visit
-    /// goes on as of its beginning.
-    pub(crate) fn now_within(&self, at: Nanos) -> Nanos {
-        catch_unwind(AssertUnwindSafe(|| self.clock.now())).unwrap_or(at)
+    /// goes on as of its beginning, and the panic resumes after it.
+    pub(crate) fn now_within(&self, at: Nanos, deferred: &RefCell<&mut Deferred>) -> Nanos {
+        deferred.borrow_mut().run(|| self.clock.now()).unwrap_or(at)
     }
 
     /// Returns the target that an alarm of the queue notifies.

@@ -406,9 +406,10 @@ fn a_change_is_made_although_the_clock_panics() -> Result<(), Box<dyn std::error
             let limiter = RateLimiter::with_clock(from.parse::<AnyPolicy>()?, clock.clone());
             clock.clock.advance(SECOND);
             left.store(readings, Ordering::Relaxed);
-            let _ =
+            let changed =
                 catch_unwind(AssertUnwindSafe(|| limiter.apply(&to.parse().expect("a policy"), Keep::Count)));
-            left.store(usize::MAX, Ordering::Relaxed);
+            let panicked = left.swap(usize::MAX, Ordering::Relaxed) > 100;
+            assert_eq!(changed.is_err(), panicked, "{from} to {to}, {readings}: the panic goes on");
             assert_eq!(limiter.policy().to_string(), to, "{from}, {readings}");
             clock.clock.advance(SECOND);
             assert_eq!(limiter.try_acquire().map(drop), Ok(()), "{from} to {to}, {readings}");
