@@ -13,8 +13,10 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
+use crate::limiter::settle::claim_to_settle;
 use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
+use crate::line::deferred::{Payload, resume_panic, run};
 use crate::line::grants::{Granted, Tracked};
 use crate::sync::lock;
 
@@ -181,43 +183,46 @@ impl<C: Timer> AllReservation<C> {
             let mut all = this.pending.ask().clone();
             set(&mut all, &this.pending.shared.rule).map(|()| all)
         };
-        let mut all = all_used(self)?;
+        let (mut all, mut panic) = (all_used(self)?, None);
         if !self.exempt && all.iter().any(|n| *n > 0) {
             // Otherwise its permits would first go to the next in line. A claim may reserve more.
-            self.claim();
+            claim_to_settle(&mut panic, || self.claim());
             all = all_used(self)?;
         }
-        self.used(&all);
+        self.used(&all, panic);
         Ok(())
     }
 
     /// Takes back the whole reservation, as far as possible: for a call that failed or was not
     /// made. Like [`settle`](AllReservation::settle) with 0 for each member.
     pub fn settle_unused(mut self) {
-        self.used(&vec![0; self.pending.ask().len()]);
+        self.used(&vec![0; self.pending.ask().len()], None);
     }
 
-    fn used(&mut self, used: &[u32]) {
+    /// Settles each member, even if a waker of another request panics. Then resumes the first panic.
+    fn used(&mut self, used: &[u32], mut panic: Option<Payload>) {
         if self.exempt {
             return;
         }
         let charge = self.claimed.take();
         if charge.is_none() {
-            self.pending.leave();
+            run(&mut panic, || self.pending.leave());
         }
         let AllCharge { taken, permits, .. } = charge.unwrap_or_default();
         let mut extra = used.to_vec();
         for (index, share) in taken {
-            share.settle(std::mem::take(&mut extra[index]));
+            let used = std::mem::take(&mut extra[index]);
+            run(&mut panic, || share.settle(used));
         }
-        drop(permits);
+        run(&mut panic, || drop(permits));
         for (entry, n) in self.pending.shared.rule.members.iter().zip(extra) {
             if let Kind::Rate(member) = &entry.kind
                 && n > 0
             {
-                member.debit(n);
+                run(&mut panic, || member.debit(n));
             }
         }
+        resume_panic(panic);
     }
 
     /// Returns what the grant left in each member, once the reservation is claimed, if the request

@@ -9,6 +9,7 @@ use crate::all_of::{AllOf, AllRefusal, AllRequest};
 use crate::clock::Timer;
 use crate::limiter::events::Events;
 use crate::limiter::pause::Pause;
+use crate::line::deferred::{resume_panic, run};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -151,20 +152,22 @@ impl<C: Timer> AllOf<C> {
         self.for_each_rate(&costs.into(), |member, n| member.refund(n))
     }
 
-    /// Calls `change` for each rate limiter with a cost above 0, with that cost.
+    /// Calls `change` for each rate limiter with a cost above 0, with that cost. Resumes the first
+    /// panic of a waker when all are changed.
     fn for_each_rate(
         &self,
         costs: &AllRequest<'_>,
         change: impl Fn(&dyn Member, u32),
     ) -> Result<(), AllRefusal> {
-        let costs = self.ask(costs)?;
+        let (costs, mut panic) = (self.ask(costs)?, None);
         for (entry, n) in self.shared.rule.members.iter().zip(costs.iter()) {
             if let Kind::Rate(member) = &entry.kind
                 && *n > 0
             {
-                change(&**member, *n);
+                run(&mut panic, || change(&**member, *n));
             }
         }
+        resume_panic(panic);
         Ok(())
     }
 

@@ -16,9 +16,10 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
-use crate::limiter::settle::SettleableGrant;
+use crate::limiter::settle::{SettleableGrant, claim_to_settle};
 use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
+use crate::line::deferred::{resume_panic, run};
 use crate::line::grants::Granted;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -172,20 +173,21 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// before it is due gives up its position, and all used permits are charged. An
     /// [exempt](crate::Request::exempt) reservation charges nothing.
     pub fn settle(mut self, used: u32) {
+        let mut panic = None;
         if used > 0 {
             // Otherwise its permits would first go to the next in line.
-            self.claim();
+            claim_to_settle(&mut panic, || self.claim());
         }
-        match self.claimed.take() {
-            Some((_, share)) => share.settle(used),
-            None => {
-                let exempt = self.pending.wait.is_exempt();
-                self.pending.leave();
-                if used > 0 && !exempt {
-                    self.pending.shared.debit(used);
-                }
+        if let Some((_, share)) = self.claimed.take() {
+            run(&mut panic, || share.settle(used));
+        } else {
+            let exempt = self.pending.wait.is_exempt();
+            run(&mut panic, || self.pending.leave());
+            if used > 0 && !exempt {
+                run(&mut panic, || self.pending.shared.debit(used));
             }
         }
+        resume_panic(panic);
     }
 
     /// Gives up the position, or the permits if they were not claimed, like dropping the

@@ -5,10 +5,19 @@ use std::sync::Arc;
 
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
+use crate::line::deferred::{Payload, run};
 use crate::line::grants::Tracked;
 use crate::line::rule::Single;
 use crate::policy::Policy;
 use crate::sync::lock;
+
+/// Claims a reservation that is settled next. A claim panics if it wakes another request, and the
+/// waker panics. Then it has served the queue, and a second claim takes the permits.
+pub(crate) fn claim_to_settle(panic: &mut Option<Payload>, mut claim: impl FnMut() -> bool) {
+    if run(panic, &mut claim).is_none() {
+        run(panic, claim);
+    }
+}
 
 /// A grant that the limiter can take back.
 pub(crate) struct SettleableGrant<P: Policy, C: Timer> {

@@ -27,7 +27,7 @@ use crate::line::Line;
 #[cfg(feature = "keyed")]
 use crate::line::all_waiters::AllWaiters;
 use crate::line::answer::{Admitted, Answer, Receipt};
-use crate::line::deferred::{Deferred, run_in_drop};
+use crate::line::deferred::{Deferred, run, run_in_drop};
 use crate::line::grants::{GrantKind, Granted, Undoable, counts, part_counts};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
@@ -336,26 +336,37 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Runs `work` with the queue. Before that, serves the waiters that are due, if the queue
-    /// `needs` it.
+    /// `needs` it. If a waker panics before `work` runs, the panic resumes after it.
     pub(crate) fn serve_if_then<T>(
         &self,
         needs: impl Fn(&Line<R, C>) -> bool,
         work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T,
     ) -> T {
-        let mut work = Some(work);
+        let (mut work, mut panic) = (Some(work), None);
         loop {
-            let done = self.with_line(|line, visit| {
-                if needs(line) {
-                    let due = line.serve(visit);
-                    visit.due = due;
-                    // If more waiters are due than are served in one go, `work` runs in a later
-                    // round.
-                    if due.is_some_and(|due| due <= visit.now) {
-                        return None;
+            let mut served_some = false;
+            let done = run(&mut panic, || {
+                self.with_line(|line, visit| {
+                    if needs(line) {
+                        let due = line.serve(visit);
+                        visit.due = due;
+                        // If more waiters are due than are served in one go, `work` runs in a later
+                        // round.
+                        served_some = due.is_some_and(|due| due <= visit.now);
+                        if served_some {
+                            return None;
+                        }
                     }
-                }
-                work.take().map(|work| work(line, visit))
+                    work.take().map(|work| work(line, visit))
+                })
             });
+            if served_some {
+                continue;
+            }
+            let done = done.flatten();
+            if let Some(panic) = panic {
+                resume_unwind(panic);
+            }
             if let Some(done) = done {
                 return done;
             }
@@ -548,7 +559,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 (line.latest(), line.has_unattended())
             };
             if has_unattended {
-                latest = self.serve_then(|line, _| line.latest());
+                let served = deferred.run(|| self.serve_then(|line, _| line.latest()));
+                latest = served.unwrap_or(latest);
             }
             self.undo_unlocked(&mut grant.charge, latest, &mut deferred);
         }

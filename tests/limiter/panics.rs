@@ -551,6 +551,74 @@ fn a_call_of_a_composite_that_panics_is_reported_once() {
     }
 }
 
+/// Bug: the panic of another request's waker ended the settlement before it was made.
+#[test]
+fn a_settlement_is_made_although_a_waker_panics() {
+    for (used, left) in [(1, 1), (2, 0), (3, 0)] {
+        let (limiter, clock) = limiter(3);
+        let _bad = bad(&limiter);
+        let due = limiter.reserve(2).expect("a reservation");
+        clock.jump(3 * SECOND);
+        panics(|| due.settle(used));
+        assert_eq!(take_all(&limiter), left, "{used}");
+        clock.jump(3 * SECOND);
+        assert_eq!(take_all(&limiter), if used > 2 { 2 } else { 3 }, "{used}");
+    }
+    for (used, left) in [(1, 1), (2, 0), (3, 0)] {
+        let (first, clock) = limiter(3);
+        let other = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 3), first.clock().clone());
+        let all = AllOf::new("first", &first).with("other", &other);
+        let _bad = bad(&first);
+        let due = all.reserve(2).expect("a reservation");
+        clock.jump(3 * SECOND);
+        panics(|| due.settle([("first", used), ("other", used)]));
+        assert_eq!((take_all(&first), take_all(&other)), (left, 3 - used as usize), "{used}");
+    }
+    for used in 0..=3 {
+        let (first, clock) = limiter(3);
+        let other = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 3), first.clock().clone());
+        let all = AllOf::new("first", &first).with("other", &other);
+        clock.jump(2 * SECOND);
+        let mut claimed = all.reserve(2).expect("a reservation");
+        assert!(claimed.claim());
+        let _bad = bad(&first);
+        clock.jump(SECOND);
+        panics(|| claimed.settle([("first", used), ("other", used)]));
+        assert_eq!(take_all(&other), 3 - used as usize, "{used}");
+    }
+}
+
+/// Bug: the permits of the other members were not given back, or not charged.
+#[test]
+fn all_members_are_refunded_and_charged_although_a_waker_panics() {
+    for is_refund in [true, false] {
+        let (first, clock) = limiter(3);
+        let other = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 9), first.clock().clone());
+        let all = AllOf::new("first", &first).with("other", &other);
+        assert_eq!(take_all(&other), 9);
+        other.refund(3);
+        let _bad = bad(&first);
+        if is_refund {
+            panics(|| all.refund(2));
+        } else {
+            clock.jump(SECOND);
+            panics(|| all.debit(2));
+        }
+        assert_eq!(take_all(&other), if is_refund { 5 } else { 1 });
+    }
+}
+
+/// Bug: more requests were due than are served in one go, and the panic of a waker came first.
+#[test]
+fn a_debit_is_made_although_one_of_many_wakers_panics() {
+    let (limiter, clock) = limiter(3000);
+    let _bad = bad(&limiter);
+    let _others: Vec<_> = (0..2000).map(|_| waiting(&limiter)).collect();
+    clock.jump(3000 * SECOND);
+    panics(|| limiter.debit(900));
+    assert_eq!(limiter.status().available, 99);
+}
+
 #[cfg(feature = "keyed")]
 #[test]
 fn a_call_of_a_key_that_panics_is_reported_once() {
