@@ -845,10 +845,11 @@ where
             }
             Found::Limiter(limiter) => limiter.refund(n),
             Found::Unknown => {
-                let now = self.table.clock.now();
+                // The clock is read after the state was created, because a state is not full before.
                 let is_full = || {
-                    self.table
-                        .unknown(key, |policy, state, hold| hold.is_none() && policy.is_fresh(state, now))
+                    self.table.unknown(key, |policy, state, hold| {
+                        hold.is_none() && policy.is_fresh(state, self.table.clock.now())
+                    })
                 };
                 if let Some(shared) = self.table.shared() {
                     shared.refund(n);

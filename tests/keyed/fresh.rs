@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::support::counted::Counted;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change, SmoothWarmingUp};
 use tidegate::{
@@ -249,5 +250,17 @@ fn a_predicted_time_of_a_large_request_holds_for_a_dropped_limiter() {
         assert!(ask(key).is_err(), "{permits}");
         clock.advance(Duration::from_nanos(1));
         assert_eq!(ask(key), Ok(()), "{permits}");
+    }
+}
+
+/// Bug: on a clock that moves on, as real clocks do, a refund added each key that it did not know.
+#[test]
+fn a_refund_adds_no_key_that_is_full() {
+    for line in ["token_bucket 1/s burst 5", "smooth_warming_up 5/s warm_up 1s", "fixed_window 5/s"] {
+        let clock = Counted::running(|clock, _| clock.advance(Duration::from_nanos(100)));
+        let policy: AnyPolicy = line.parse().expect("a policy");
+        let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 100, clock);
+        (0..10).for_each(|key| keys.refund(&key, 1));
+        assert_eq!(keys.len(), 0, "{line}");
     }
 }
