@@ -339,6 +339,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     /// more, or less, in the moved time: then that time moves by one more step.
     fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool, deferred: &mut Deferred) {
         let policy = self.policy.clone();
+        let moved = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
         let later = |empty: Nanos| {
             let emptied = |at| {
                 let state = policy.restart(at);
@@ -347,10 +348,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
             };
             let stood_still = emptied(empty);
             policy.pause(&stood_still, begin, at, true);
-            let (moved, step) = (
-                empty.saturating_add(at.saturating_since(begin)),
-                Nanos::from_duration(policy.rate().period()),
-            );
+            let (moved, step) = (moved(empty), Nanos::from_duration(policy.rate().period()));
             let available = |state: &P::State| policy.status(state, at).available;
             let has_as_many = |empty: &Nanos| available(&emptied(*empty)) == available(&stood_still);
             let times = [
@@ -363,7 +361,8 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         if let Some(more) = &mut self.more {
             more.emptied = match more.emptied {
                 _ if emptied => Some(at),
-                Some(empty) => deferred.run(|| later(empty)),
+                // If the policy panics, the keys are still not full.
+                Some(empty) => deferred.run(|| later(empty)).or(Some(moved(empty))),
                 None => None,
             };
         }

@@ -9,9 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate::policy::{Change, Policy, PolicyStatus};
+use tidegate::policy::{Change, Forecast, Policy, PolicyStatus};
 use tidegate::{
-    Events, KeyedRateLimiter, ManualClock, Nanos, PolicyError, Rate, Refusal, TokenBucket, WhenKeysFull,
+    Events, KeyedRateLimiter, ManualClock, Nanos, Pause, PolicyError, Rate, Refusal, TokenBucket,
+    WhenKeysFull,
 };
 use tokio_test::task::spawn;
 
@@ -415,6 +416,21 @@ impl Policy for Fragile {
         self.0.change(state, at, change)
     }
 
+    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        policy_may_panic();
+        self.0.pause(state, from, to, keeps_permits)
+    }
+
+    fn forecast_pause(
+        &self,
+        state: &Self::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_permits: bool,
+    ) -> Option<Forecast> {
+        self.0.forecast_pause(state, from, to, keeps_permits)
+    }
+
     fn rate(&self) -> Rate {
         self.0.rate()
     }
@@ -422,6 +438,27 @@ impl Policy for Fragile {
     fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus {
         policy_may_panic();
         self.0.status(state, at)
+    }
+}
+
+/// Bug: keys that a pause left empty were full after the next pause.
+#[test]
+fn keys_stay_empty_although_the_policy_panics_at_the_end_of_a_pause() {
+    without_messages();
+    for fuse in 0..12 {
+        let clock = ManualClock::new();
+        let policy = Fragile(TokenBucket::new(Rate::per_minute(1), 5));
+        let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 6, clock.clone());
+        let second = Duration::from_secs(1);
+        keys.pause_all_for(second);
+        clock.advance(second);
+        assert_eq!(keys.status(&1).available, 0);
+        keys.pause_all(Pause::lasting(second).keep_permits());
+        clock.advance(second);
+        POLICY_FUSE.set(Some(fuse));
+        let _ = quietly(|| keys.status(&1));
+        POLICY_FUSE.set(None);
+        assert_eq!(keys.status(&1).available, 0, "{fuse}");
     }
 }
 
