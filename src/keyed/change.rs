@@ -27,9 +27,10 @@
 //! **Lock order.** The mutex, then a shard, then a key limiter. Wakers and timers are user code:
 //! they are left in a [`Deferred`], which runs them when no lock is held.
 //!
-//! **Panics.** A policy is user code. Its panic is caught, and resumed when the change is complete.
-//! If a policy panics for one state or one key limiter, the other keys still change. If a policy
-//! panics while it changes itself, its shard stays as it was.
+//! **Panics.** A policy is user code, and a clock as well. A panic is caught, and resumed when the
+//! change is complete. If a policy panics for one state or one key limiter, the other keys still
+//! change. If a policy panics while it changes itself, its shard stays as it was. If the clock
+//! panics, the change goes on as of an earlier reading.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the key
 //! limiters in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
@@ -61,6 +62,12 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
+    /// Reads the clock during a change of all keys. If the clock panics, this is the earlier reading
+    /// `at`, so that no keys are left out.
+    pub(super) fn now_or(&self, at: Nanos, deferred: &mut Deferred) -> Nanos {
+        deferred.run(|| self.clock.now()).unwrap_or(at)
+    }
+
     /// Changes the policy of every key without its own terms, and each state with it.
     ///
     /// Waiters are woken after all shards have changed, because wakers and timers are user code and
@@ -74,19 +81,26 @@ where
             let (policy, now) = (self.policy(), self.clock.now());
             policy.change(&policy.start(now), now, change)?;
             for shard in &self.shards {
-                self.change_shard(shard, change, &mut deferred);
+                self.change_shard(shard, change, now, &mut deferred);
             }
-            self.overflow.shared.change_with_all(change, self.clock.now(), &mut deferred);
+            let at = self.now_or(now, &mut deferred);
+            self.overflow.shared.change_with_all(change, at, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         Ok(())
     }
 
-    /// Changes the keys of one shard, with one clock reading.
-    fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, deferred: &mut Deferred) {
+    /// Changes the keys of one shard, with one clock reading. The whole change began at `began`.
+    fn change_shard(
+        &self,
+        lock: &ShardLock<Shard<K, P, C>>,
+        change: Change,
+        began: Nanos,
+        deferred: &mut Deferred,
+    ) {
         let shard = &mut *write(lock);
-        let (at, old) = (self.clock.now(), shard.policy.clone());
+        let (at, old) = (self.now_or(began, deferred), shard.policy.clone());
         self.advance(shard, at, deferred);
         deferred.run(|| shard.forget_emptied(at));
         // `Policy::change` changes a policy and one state together, so each state needs a clone of
@@ -182,7 +196,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T,
     ) -> T {
         let mut line = lock(&self.line);
-        let now = self.clock.now();
+        let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
         self.begin_visit(&mut line, now, deferred);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);

@@ -262,7 +262,7 @@ where
             let mut later = false;
             for lock in &self.shards {
                 let shard = &mut *write(lock);
-                let now = self.clock.now();
+                let now = self.now_or(now, &mut deferred);
                 self.advance(shard, now, &mut deferred);
                 let new = Hold { spaced_from: shard.emptied(), ..Hold::new(now) };
                 let mut hold = shard.hold().copied().filter(|hold| !hold.ended).unwrap_or(new);
@@ -294,9 +294,10 @@ where
         let mut paused = false;
         {
             let _one_at_a_time = lock(&self.changing);
+            let now = self.clock.now();
             for lock in &self.shards {
                 let shard = &mut *write(lock);
-                let now = self.clock.now();
+                let now = self.now_or(now, &mut deferred);
                 self.advance(shard, now, &mut deferred);
                 if let Some(&hold) = shard.hold().filter(|hold| !hold.ended) {
                     paused = true;

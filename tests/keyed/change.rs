@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -41,6 +42,43 @@ fn known_keys_and_new_ones_have_the_new_rate() {
     assert_eq!(keys.try_acquire(&1).map(drop), limited(100 * MS));
     assert_eq!([2, 2].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), limited(100 * MS)]);
     assert_eq!(tidegate::Policy::rate(&keys.policy()), Rate::per_second(10));
+}
+
+/// Bug: a clock that panicked left some keys at the old rate, or in no pause.
+#[test]
+fn all_keys_change_together_although_the_clock_panics() {
+    let left = Arc::new(AtomicUsize::new(usize::MAX));
+    for readings in 0..200 {
+        let counter = left.clone();
+        let clock = Counted::running(move |_, _| {
+            let left = counter.load(Ordering::Relaxed);
+            counter.store(left.checked_sub(1).unwrap_or(usize::MAX), Ordering::Relaxed);
+            assert!(left > 0, "a clock that panics");
+        });
+        let keys = KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), 400, clock);
+        let limiters = [0, 1, 2].map(|key| keys.limiter(&key).expect("room"));
+        let calls: [&dyn Fn(); 3] =
+            [&|| keys.set_rate_all(Rate::per_second(10)), &|| keys.pause_all_for(SECOND), &|| {
+                assert!(keys.resume_all())
+            }];
+        for call in calls {
+            left.store(readings, Ordering::Relaxed);
+            let _ = catch_unwind(AssertUnwindSafe(call));
+            left.store(usize::MAX, Ordering::Relaxed);
+            let of_key = |key| {
+                let status = keys.status(&key);
+                (status.rate, status.paused_for)
+            };
+            let first = of_key(0);
+            assert!((1..300).all(|key| of_key(key) == first), "{readings}");
+            let of_limiter = |limiter: &RateLimiter<_, _>| {
+                let status = limiter.status();
+                (status.rate, status.paused_for)
+            };
+            assert!(limiters.iter().all(|limiter| of_limiter(limiter) == first), "{readings}");
+            keys.pause_all_for(SECOND);
+        }
+    }
 }
 
 #[test]
