@@ -374,6 +374,10 @@ impl<P: Policy> Rule for Single<P> {
         if kept == 0 {
             return due;
         }
+        if P::PARTS > 1 && *ahead == 0 {
+            // Like the forecast of the queue. The sum below is rounded for each permit of each part.
+            return self.predict(&mut self.forecast(now), n, kept);
+        }
         if self.left_by(now, kept) < u64::from(*n) {
             return Nanos::MAX;
         }

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use tidegate::{
-    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingEstimate,
-    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
+    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
+    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
 };
 
 const MS: u64 = 1_000_000;
@@ -85,5 +87,39 @@ proptest! {
             prop_assert_eq!(status.available, available - 1);
             available = status.available;
         }
+    }
+}
+
+/// Bug: a limit of two policies was predicted with fewer roundings than it was served with, so a
+/// request that waited was due a nanosecond after the time that it was told.
+#[test]
+fn a_request_that_waits_for_two_policies_is_due_when_told_while_a_share_is_kept() {
+    for seed in 0..5_000 {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let clock = ManualClock::new();
+        let [first, second] = [0, 1].map(|_| {
+            let period = Duration::from_millis(random.random_range(300..3_000));
+            let rate = Rate::new(random.random_range(1..12), period).expect("a rate");
+            match random.random_range(0..3) {
+                0 => AnyPolicy::from(SmoothBursty::new(rate).start_full()),
+                1 => FixedWindow::new(rate).into(),
+                _ => TokenBucket::new(rate, random.random_range(3..8)).into(),
+            }
+        });
+        let limiter = RateLimiter::with_clock(first.and(second), clock.clone());
+        for _ in 0..random.random_range(1..12) {
+            clock.advance(Duration::from_nanos(random.random_range(0..600 * MS)));
+            let _ = limiter.try_acquire_many(random.random_range(1..4));
+        }
+        limiter.keep_for_priority(random.random_range(1..4), 1);
+        let Ok(mut waits) = limiter.reserve(random.random_range(1..4)) else { continue };
+        let due = waits.due_in();
+        if due.is_zero() || due > Duration::from_secs(1_000) {
+            continue;
+        }
+        clock.advance(due - Duration::from_nanos(1));
+        assert!(!waits.claim(), "{seed}: early");
+        clock.advance(Duration::from_nanos(1));
+        assert!(waits.claim(), "{seed}: late");
     }
 }
