@@ -824,8 +824,9 @@ where
     }
 
     /// Gives back `n` permits of a key that were acquired and not used. Does nothing for an unknown
-    /// key that is full, as a new key is unless a pause left all keys empty. A key without room
-    /// that [shares](WhenKeysFull::ShareOne) a limiter gives its permits back to that limiter.
+    /// key that is full, as a new key is unless its policy starts with fewer permits, or a pause
+    /// left all keys empty. A key without room that [shares](WhenKeysFull::ShareOne) a limiter gives
+    /// its permits back to that limiter.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,

@@ -264,3 +264,16 @@ fn a_refund_adds_no_key_that_is_full() {
         assert_eq!(keys.len(), 0, "{line}");
     }
 }
+
+#[test]
+fn a_refund_of_a_new_key_that_is_not_full_is_as_in_a_plain_limiter() {
+    for line in ["token_bucket 1/s burst 5 start_with 1", "smooth_bursty 5/s"] {
+        let clock = ManualClock::new();
+        let policy: AnyPolicy = line.parse().expect("a policy");
+        let plain = RateLimiter::with_clock(policy.clone(), clock.clone());
+        let keys: Keys = KeyedRateLimiter::with_clock(policy, 100, clock);
+        plain.refund(2);
+        keys.refund(&1, 2);
+        assert_eq!(keys.status(&1).available, plain.status().available, "{line}");
+    }
+}
