@@ -199,7 +199,8 @@ impl<C: Timer> AllReservation<C> {
         self.used(&vec![0; self.pending.ask().len()], None);
     }
 
-    /// Settles each member, even if a waker of another request panics. Then resumes the first panic.
+    /// Settles each member, even if a waker of another request panics. Then resumes the first
+    /// panic.
     fn used(&mut self, used: &[u32], mut panic: Option<Payload>) {
         if self.exempt {
             return;

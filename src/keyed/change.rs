@@ -62,8 +62,8 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Reads the clock during a change of all keys. If the clock panics, this is the earlier reading
-    /// `at`, so that no keys are left out.
+    /// Reads the clock during a change of all keys. If the clock panics, this is the earlier
+    /// reading `at`, so that no keys are left out.
     pub(super) fn now_or(&self, at: Nanos, deferred: &mut Deferred) -> Nanos {
         deferred.run(|| self.clock.now()).unwrap_or(at)
     }

@@ -825,8 +825,8 @@ where
 
     /// Gives back `n` permits of a key that were acquired and not used. Does nothing for an unknown
     /// key that is full, as a new key is unless its policy starts with fewer permits, or a pause
-    /// left all keys empty. A key without room that [shares](WhenKeysFull::ShareOne) a limiter gives
-    /// its permits back to that limiter.
+    /// left all keys empty. A key without room that [shares](WhenKeysFull::ShareOne) a limiter
+    /// gives its permits back to that limiter.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
@@ -846,7 +846,7 @@ where
             }
             Found::Limiter(limiter) => limiter.refund(n),
             Found::Unknown => {
-                // The clock is read after the state was created, because a state is not full before.
+                // The clock is read after the state was created: before, the state is not full.
                 let is_full = || {
                     self.table.unknown(key, |policy, state, hold| {
                         hold.is_none() && policy.is_fresh(state, self.table.clock.now())

@@ -375,7 +375,7 @@ impl<P: Policy> Rule for Single<P> {
             return due;
         }
         if P::PARTS > 1 && *ahead == 0 {
-            // Like the forecast of the queue. The sum below is rounded for each permit of each part.
+            // Like the forecast of the queue. The sum below is rounded for each permit.
             return self.predict(&mut self.forecast(now), n, kept);
         }
         if self.left_by(now, kept) < u64::from(*n) {
