@@ -110,6 +110,7 @@ where
             let _ = policy.change(state, at, change);
             policy
         };
+        deferred.run(|| shard.convert_emptied(at, &changed));
         // If the policy panics here, the shard stays as it was.
         let Some(new) = deferred.run(|| changed(&old.start(at))) else { return };
         // Key limiters change first: requests take permits from a key limiter without the shard's

@@ -22,7 +22,9 @@
 //!
 //! **A key that is unknown when the pause ends** is new, and would be full: a flood of new keys
 //! would cause the burst that the pause prevents. So a shard records the end of the pause. A key
-//! that is added later starts empty as of that time, if that leaves it less than a new key has.
+//! that is added later starts empty as of that time, if that leaves it less than a new key has. A
+//! change of all keys converts that time, as far as one time can have the permits of the key. Other
+//! plans do not: keys with plans share that time.
 //!
 //! **Time stands still** in the states of a hold: they are as of `since`. [`Table::advance`]
 //! advances them before a change of all keys and at the end of the pause.
@@ -181,6 +183,31 @@ fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::St
     is_less.then_some(emptied)
 }
 
+/// Returns the state of a key that a pause left empty at `empty`.
+fn emptied_state<P: Policy>(policy: &P, empty: Nanos) -> P::State {
+    let state = policy.restart(empty);
+    policy.pause(&state, empty, empty, false);
+    state
+}
+
+fn earlier(time: Nanos, by: Nanos) -> Nanos {
+    Nanos::new(time.as_u64().saturating_sub(by.as_u64()))
+}
+
+/// Returns since when a key was empty that has as many permits at `at` as a state: since `about`. A
+/// bucket that is refilled in steps may have one step more, or less, since then: the time is one
+/// more step earlier or later. If no such time has just as many permits, the key has fewer. A time
+/// that was rounded may have one permit more than the next nanosecond.
+fn empty_since<P: Policy>(policy: &P, state: &P::State, at: Nanos, about: Nanos) -> Nanos {
+    let step = Nanos::from_duration(policy.rate().period());
+    let available = |state: &P::State| policy.status(state, at).available;
+    let more = |empty: &Nanos| available(&emptied_state(policy, *empty)).cmp(&available(state));
+    let later = |by| about.saturating_add(by).min(at);
+    let times = [about, later(Nanos::new(1)), later(step), earlier(about, step)];
+    let as_many = times.into_iter().find(|empty| more(empty).is_eq());
+    as_many.or_else(|| times.into_iter().find(|empty| more(empty).is_le())).unwrap_or(at)
+}
+
 /// Returns whether a key may be forgotten, where a pause left all keys empty at `empty`: a new key
 /// would have no more permits, and after a pause no fewer either.
 pub(super) fn may_forget<P: Policy>(policy: &P, state: &P::State, at: Nanos, empty: Option<Nanos>) -> bool {
@@ -336,28 +363,14 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     }
 
     /// Records the end of a pause during which time stood still since `begin`. The time since the
-    /// keys were empty moves with the pause. A bucket that is refilled in steps may have one step
-    /// more, or less, in the moved time: then that time moves by one more step.
+    /// keys were empty moves with the pause.
     fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool, deferred: &mut Deferred) {
         let policy = self.policy.clone();
         let moved = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
         let later = |empty: Nanos| {
-            let emptied = |at| {
-                let state = policy.restart(at);
-                policy.pause(&state, at, at, false);
-                state
-            };
-            let stood_still = emptied(empty);
+            let stood_still = emptied_state(&*policy, empty);
             policy.pause(&stood_still, begin, at, true);
-            let (moved, step) = (moved(empty), Nanos::from_duration(policy.rate().period()));
-            let available = |state: &P::State| policy.status(state, at).available;
-            let has_as_many = |empty: &Nanos| available(&emptied(*empty)) == available(&stood_still);
-            let times = [
-                moved,
-                Nanos::new(moved.as_u64().saturating_sub(step.as_u64())),
-                moved.saturating_add(step).min(at),
-            ];
-            times.into_iter().find(has_as_many).unwrap_or(moved)
+            empty_since(&*policy, &stood_still, at, moved(empty))
         };
         if let Some(more) = &mut self.more {
             more.emptied = match more.emptied {
@@ -366,6 +379,41 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
                 Some(empty) => deferred.run(|| later(empty)).or(Some(moved(empty))),
                 None => None,
             };
+        }
+    }
+
+    /// Converts the time at which a pause left all keys empty to the terms that replace the terms of
+    /// this shard at `at`. `change` converts a state, and returns the new policy. Keys with plans
+    /// have the same time, and get no more permits by it.
+    pub(super) fn convert_emptied(&mut self, at: Nanos, change: impl FnOnce(&P::State) -> P) {
+        let Some(empty) = self.emptied().filter(|empty| *empty <= at) else { return };
+        let state = emptied_state(&*self.policy, empty);
+        // In a pause time stands still, until `resumes_at` moves the time.
+        let begin = self.hold().filter(|hold| !hold.ended).map_or(at, |hold| hold.begin);
+        self.policy.pause(&state, begin, at, true);
+        let policy = change(&state);
+        let full_at = |state: &P::State| {
+            let mut times = Vec::with_capacity(P::PARTS);
+            policy.each_part(state, None, &mut |part| {
+                times.push(part.stands_still().then(|| part.status(at).full_at));
+            });
+            times
+        };
+        let (changed, new) = (full_at(&state), full_at(&emptied_state(&policy, at)));
+        // The part with the latest time decides, so that no part has more permits.
+        let since = changed.into_iter().zip(new).map(|times| match times {
+            // Nothing accrues.
+            (_, Some(Nanos::MAX)) => at,
+            (Some(full_at), Some(if_empty)) if full_at > at => {
+                earlier(at, if_empty.saturating_since(full_at))
+            }
+            (Some(_), Some(if_empty)) => earlier(at, if_empty.saturating_since(at)).min(empty),
+            // The grants of a window are spaced from the same time on.
+            _ => empty,
+        });
+        if let (Some(since), Some(more)) = (since.max(), &mut self.more) {
+            let since = earlier(empty_since(&policy, &state, at, since), at.saturating_since(begin));
+            more.emptied = Some(if more.planned.is_some() { since.max(empty) } else { since });
         }
     }
 

@@ -370,3 +370,48 @@ fn an_unknown_key_keeps_its_steps_in_a_pause() -> Result<(), Box<dyn std::error:
     }
     Ok(())
 }
+
+/// An unknown key got permits at the new rate for the time between a pause and the change.
+#[test]
+fn an_unknown_key_keeps_its_permits_in_a_change_after_a_pause() -> Result<(), Box<dyn std::error::Error>> {
+    let lines = [
+        "token_bucket 10/s burst 500",
+        "token_bucket 7/s burst 500",
+        "token_bucket 10/s burst 500 interval_refill",
+        "leaky_bucket 10/s nodelay 400 capacity 500",
+    ];
+    for (line, rate) in lines.into_iter().flat_map(|line| [(line, 1000), (line, 3), (line, 0)]) {
+        let policy = any(line);
+        for (gap, paused) in [(237, false), (1_000, false), (4_990, false), (237, true)] {
+            let clock = ManualClock::new();
+            let plain = RateLimiter::with_clock(policy.clone(), clock.clone());
+            let keys: KeysOf<_> = KeyedRateLimiter::with_clock(policy.clone(), 100, clock.clone());
+            clock.advance(100 * SECOND);
+            plain.pause_for(SECOND);
+            keys.pause_all_for(SECOND);
+            clock.advance(SECOND + gap * MS);
+            if paused {
+                let keeps = Pause::lasting(3 * SECOND).keep_permits();
+                plain.pause(keeps);
+                keys.pause_all(keeps);
+                clock.advance(SECOND);
+            }
+            let rate = if rate == 0 { Rate::ZERO } else { Rate::per_second(rate) };
+            plain.set_rate(rate);
+            keys.set_rate_all(rate);
+            for later in [0, 10, 900, 2_000, 5_000] {
+                clock.advance(later * MS);
+                let [key, limiter] = [keys.status(&1), plain.status()];
+                let case = format!("{line}, {rate:?} {gap} ms after, paused {paused}, {later} ms later");
+                if rate == Rate::ZERO || line.ends_with("interval_refill") {
+                    // No time from which it was empty leaves it just as many permits: at a rate of
+                    // zero nothing accrues, and the steps of another rate have other permits.
+                    assert!(key.available <= limiter.available, "{case}");
+                } else {
+                    assert_eq!(key.available, limiter.available, "{case}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
