@@ -6,7 +6,8 @@
 //! would get no more permits than this key has. A fresh key is forgotten
 //!
 //! - when a new key finds no room: the new key searches [`SEARCH`] slots, or all slots of a small
-//!   table, and forgets every fresh key among them;
+//!   table, and forgets every fresh key among them. If there is none it searches other slots, up to
+//!   [`TURNS`] times, unless new keys have just searched the whole table in vain;
 //! - after it has been fresh for [`RETENTION`]: each new key examines [`SWEEP`] slots of its shard;
 //! - by `sweep`, and by `remove`.
 //!
@@ -47,6 +48,10 @@ use crate::time::Nanos;
 
 /// How many slots each new key examines for fresh keys, and again for idle key limiters.
 const SWEEP: usize = 4;
+
+/// How often a new key without room searches [`SEARCH`] slots, if there may be room. A shard whose
+/// table is smaller than the others is searched again before all slots of the others were.
+const TURNS: usize = 64;
 
 /// How long a key may stay fresh before a new key of its shard forgets it although there is room:
 /// one minute. A key that is used more often than that is cheaper to keep.
@@ -231,18 +236,42 @@ where
             || shard.hold().is_none() && shard.limiters().is_some_and(idle)
     }
 
+    /// Returns the turns of the next new key without room: each searches other slots, until one finds
+    /// a key to forget. If a whole table of slots was searched in vain, all keys are probably
+    /// limited, and a flood of new keys searches one turn each.
+    fn turns(&self) -> std::ops::Range<usize> {
+        // Relaxed, here and below: the counts only choose where to search. A stale value only costs
+        // accuracy.
+        let all = if self.search == SEARCH { self.max_keys / (SEARCH / 4) } else { 1 };
+        let most = all.saturating_sub(self.in_vain.load(Ordering::Relaxed)).clamp(1, TURNS);
+        let next = self.search_count.load(Ordering::Relaxed);
+        next..next.saturating_add(most)
+    }
+
     /// Returns whether the next new key would find room by forgetting other keys. Changes nothing.
     pub(super) fn can_make_room(&self, now: Nanos) -> bool {
-        // Relaxed: the count only chooses where to search. A stale value only costs accuracy.
-        let (mut shards, first) = self.search(self.search_count.load(Ordering::Relaxed));
-        shards.any(|lock| self.may_have_room(&read(lock), first, now))
+        self.turns().any(|turn| {
+            let (mut shards, first) = self.search(turn);
+            shards.any(|lock| self.may_have_room(&read(lock), first, now))
+        })
     }
 
     /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot a key.
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
-        // Relaxed: `fetch_add` gives each search its own turn at any ordering, and publishes
-        // nothing.
-        let (shards, first) = self.search(self.search_count.fetch_add(1, Ordering::Relaxed));
+        for _ in self.turns() {
+            // `fetch_add` gives each search its own turn at any ordering.
+            if self.make_room_at(self.search_count.fetch_add(1, Ordering::Relaxed), now, removed) {
+                self.in_vain.store(0, Ordering::Relaxed);
+                return true;
+            }
+            self.in_vain.fetch_add(1, Ordering::Relaxed);
+        }
+        matches!(self.when_full, WhenKeysFull::EvictLeastUsed) && self.evict_least_used(hash, now, removed)
+    }
+
+    /// Forgets keys at the slots of one turn. Returns whether it forgot a key.
+    fn make_room_at(&self, turn: usize, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
+        let (shards, first) = self.search(turn);
         for lock in shards {
             // The shared lock suffices to see that there is nothing to free, and does not block
             // requests.
@@ -259,7 +288,7 @@ where
                 return true;
             }
         }
-        matches!(self.when_full, WhenKeysFull::EvictLeastUsed) && self.evict_least_used(hash, now, removed)
+        false
     }
 
     /// Forgets the key that becomes fresh soonest among [`SEARCH`] neighbouring slots. Returns

@@ -57,7 +57,9 @@ use crate::time::Nanos;
 /// new keys arrive. A limited key is never forgotten, unless you
 /// [ask for it](WhenKeysFull::EvictLeastUsed). The calls themselves forget keys: each new key
 /// examines a few slots of the table. There is no background thread, no timer, and no method that
-/// you must call.
+/// you must call. A new key that meets a full table of more than 512 keys examines at most 4,096
+/// slots, and 64 if all slots have just been examined in vain: it may be refused while a few keys
+/// are idle.
 ///
 /// A key that returns after it was forgotten never has more permits than if it had stayed. With a
 /// policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), the key starts empty

@@ -135,6 +135,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) search: usize,
     /// The number of searches for room so far. Each search starts at another slot.
     pub(super) search_count: AtomicUsize,
+    /// The number of searches in vain since a search found room.
+    pub(super) in_vain: AtomicUsize,
     /// The limiter that all keys without room share, with `ShareOne`.
     pub(super) overflow: KeyLimiter<P, C>,
     /// Held while all keys change or are paused, so that each shard goes through all changes in one
@@ -257,6 +259,7 @@ where
             when_full,
             search: if max_keys <= SMALL { usize::MAX } else { SEARCH },
             search_count: AtomicUsize::new(0),
+            in_vain: AtomicUsize::new(0),
             overflow,
             changing: Mutex::new(()),
             events,

@@ -501,3 +501,25 @@ fn an_exempt_reservation_passes_and_adds_no_key() -> Result<(), Refusal> {
     }
     Ok(())
 }
+
+/// A shard whose table is smaller than the others was searched again before all slots of the others
+/// were, and a new key was refused while half of all keys were idle.
+#[test]
+fn a_full_table_of_idle_keys_takes_as_many_new_keys() {
+    for max_keys in [513, 700, 1_000, 2_000] {
+        for _ in 0..20 {
+            let clock = ManualClock::new();
+            let policy = TokenBucket::new(Rate::per_second(1), 3);
+            let keys = KeyedRateLimiter::with_clock(policy, max_keys, clock.clone());
+            for key in 0..max_keys {
+                assert!(keys.try_acquire(&key).is_ok());
+            }
+            clock.advance(Duration::from_secs(10));
+            for key in 0..max_keys {
+                let answer = keys.try_acquire(&(max_keys + key));
+                assert!(answer.is_ok(), "{key} of {max_keys}: {answer:?}");
+            }
+            assert_eq!(keys.try_acquire(&usize::MAX), Err(Refusal::TooManyKeys { limit: max_keys }));
+        }
+    }
+}
