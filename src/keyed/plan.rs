@@ -334,8 +334,7 @@ impl<P: Policy + Clone> Planned<P> {
             old.each_part(&self.state, None, &mut |part| had.push(part.status(at).available));
             let mut had = had.into_iter();
             policy.each_part(&state, None, &mut |part| {
-                let more = part.status(at).available.saturating_sub(had.next().unwrap_or(0));
-                part.debit(at, u32::try_from(more).unwrap_or(u32::MAX));
+                part.keep_at_most(at, had.next().unwrap_or(0));
             });
         }
         let new = Planned { terms: new.cloned(), state };

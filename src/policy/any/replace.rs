@@ -154,6 +154,7 @@ fn carried_over(kind: &Kind, at: Nanos, left: Remainder, keep: Keep) -> KindStat
         }
     };
     kind.refund(&state, at, small(target.saturating_sub(status.available)));
+    kind.keep_at_most(&state, at, target);
     // A permit may cost more than one, as when the policy is cold.
     for _ in 0..64 {
         match kind.status(&state, at).available.saturating_sub(target) {

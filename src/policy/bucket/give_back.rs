@@ -126,11 +126,13 @@ impl Bucket {
                 return Err(());
             }
             let (zero, available) = self.available(&numbers, &more, word, at);
-            match available.saturating_sub(permits) {
-                0 => Err(()),
-                // This does not overflow: the stored tokens are worth as much.
-                taken => Ok((numbers.word_of(zero + taken * numbers.one), taken)),
+            if available <= permits {
+                return Err(());
             }
+            // A tolerance may hold more permits than are reported as available.
+            let taken = numbers.tick(at).saturating_sub(zero) / numbers.one - permits;
+            // This does not overflow: the stored tokens are worth as much.
+            Ok((numbers.word_of(zero + taken * numbers.one), taken))
         });
         taken.unwrap_or(0)
     }
