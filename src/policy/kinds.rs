@@ -109,7 +109,7 @@ macro_rules! kinds {
                 }
                 read |policy| {
                     rate: policy.rate(),
-                    burst: policy.burst(),
+                    burst: policy.bucket.burst_in_force(),
                     start_with: policy.bucket.starts_with(),
                     interval_refill: policy.bucket.terms().stepped && policy.bucket.wall_clock.is_none(),
                     at_wall_clock: policy.bucket.wall_clock,

@@ -51,6 +51,48 @@ fn used_permits_stay_used_in_each_kind() {
     }
 }
 
+/// A bucket at a slow rate had a configuration that makes no policy, because it does not hold its
+/// burst.
+#[test]
+fn the_configuration_in_force_makes_a_policy_at_every_rate() -> Result<(), Box<dyn std::error::Error>> {
+    for line in [
+        "token_bucket 10/s burst 1000",
+        "token_bucket 7/s burst 1000 interval_refill",
+        "token_bucket 10/s burst 1000 tolerance 500d",
+        "token_bucket 10/s burst 1000 start_with 900",
+        "leaky_bucket 10/s nodelay 1000 capacity 1000",
+    ] {
+        for rate in ["1/d", "1/30d", "1/s", "3/365d", "zero", "unlimited"] {
+            let (limiter, _) = limiter(line);
+            limiter.set_rate(rate.parse()?);
+            let config = limiter.config();
+            let same = AnyPolicy::try_from(config.clone()).map_err(|error| format!("{config}: {error}"))?;
+            let same = RateLimiter::with_clock(same, ManualClock::new());
+            assert_eq!(same.status().limit, limiter.status().limit, "{line} at {rate}");
+            limiter.apply(&config, Keep::Count)?;
+            limiter.set_rate("10/s".parse()?);
+        }
+    }
+    Ok(())
+}
+
+/// The number of permits to take away did not fit into 64 times 32 bits, and the rest stayed.
+#[test]
+fn no_tolerance_is_so_large_that_its_permits_stay() {
+    for line in [
+        "token_bucket 66709/2s burst 4294967295 interval_refill tolerance 442d",
+        "token_bucket 1000000/s burst 10 tolerance 400d",
+    ] {
+        let [(replaced, _), (full, _)] = [limiter("fixed_window 100/min"), limiter(line)];
+        replaced.apply(&config(line), Keep::Count).expect("fits");
+        full.keep_at_most(100);
+        for limiter in [replaced, full] {
+            assert!(limiter.status().available <= 100, "{line}: {:?}", limiter.status());
+            assert!(limiter.try_acquire_many(101).is_err(), "{line}");
+        }
+    }
+}
+
 #[test]
 fn neither_bound_is_exceeded() -> Result<(), ConfigError> {
     // The old policy, the permits taken, the new policy, and the permits available by count and by

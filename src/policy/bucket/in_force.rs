@@ -159,6 +159,20 @@ impl Bucket {
         }
     }
 
+    /// Returns the burst, or what the bucket holds of it at its rate.
+    pub(crate) fn burst_in_force(&self) -> u32 {
+        let (terms, (numbers, more)) = (self.terms(), self.numbers_and_more());
+        if numbers.frozen_at < ticks::NEVER {
+            return terms.burst;
+        }
+        let room = ticks::ORIGIN - numbers.step;
+        let holds = |burst: &u32| Terms { burst: *burst, ..terms }.fill(more.interval) <= room;
+        let most = small(more.interval.permits_in(room.saturating_sub(terms.tolerance)));
+        // The bucket may need a little more room than its permits.
+        let most = most.clamp(1, terms.burst.max(1));
+        if holds(&most) { most } else { most.saturating_sub(1).max(1) }
+    }
+
     pub(super) fn numbers_and_more(&self) -> (Numbers, More) {
         let [one, capacity, frozen_at, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
         let interval = Interval::from_words([same, ticks, permits]);
@@ -208,10 +222,10 @@ impl Bucket {
         // limit.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
         let since = if goes_on { old.0.frozen_at } else { tick };
-        // A new rate by itself is never refused.
+        // A new rate by itself is never refused, and `LeakyBucket` cuts its nodelay permits.
         let new = match change.burst {
-            Some(_) => terms.numbers(since, old.1.interval)?,
-            None => terms.rounded_numbers(since, old.1.interval),
+            Some(_) if !self.grows_to_fit => terms.numbers(since, old.1.interval)?,
+            _ => terms.rounded_numbers(since, old.1.interval),
         };
         // A request that is larger than the bucket keeps the tokens that accrued for it, unless the
         // bucket changes: in a larger one they would be tokens of all requests.
