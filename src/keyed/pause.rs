@@ -169,16 +169,21 @@ fn spaced_until<P: Policy>(policy: &P, state: &P::State, from: Nanos) -> Nanos {
     Hold::emptied_at(from).paced(policy, state, u64::MAX)
 }
 
+/// Returns how many permits each part of a state has.
+fn available<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> Vec<u64> {
+    let mut available = Vec::with_capacity(P::PARTS);
+    policy.each_part(state, None, &mut |part| available.push(part.status(at).available));
+    available
+}
+
 /// Returns the state at `at` of a key that was empty at `empty`, if that state has less than a new
 /// key.
 fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::State> {
     let (emptied, new) = (policy.restart(empty), policy.restart(at));
-    let available = |state| {
-        let mut available = Vec::with_capacity(P::PARTS);
-        policy.each_part(state, None, &mut |part| available.push(part.status(at).available));
-        available
+    let has_less = || {
+        let [emptied, new] = [&emptied, &new].map(|state| available(policy, state, at));
+        emptied.iter().zip(new).any(|(emptied, new)| *emptied < new)
     };
-    let has_less = || available(&emptied).iter().zip(available(&new)).any(|(emptied, new)| *emptied < new);
     let is_less = empty <= at && policy.pause(&emptied, empty, empty, false).is_some() && has_less();
     is_less.then_some(emptied)
 }
@@ -200,12 +205,15 @@ fn earlier(time: Nanos, by: Nanos) -> Nanos {
 /// that was rounded may have one permit more than the next nanosecond.
 fn empty_since<P: Policy>(policy: &P, state: &P::State, at: Nanos, about: Nanos) -> Nanos {
     let step = Nanos::from_duration(policy.rate().period());
-    let available = |state: &P::State| policy.status(state, at).available;
-    let more = |empty: &Nanos| available(&emptied_state(policy, *empty)).cmp(&available(state));
+    let has = available(policy, state, at);
+    let compares = |empty: Nanos, is: fn(&u64, &u64) -> bool| {
+        let emptied = available(policy, &emptied_state(policy, empty), at);
+        emptied.iter().zip(&has).all(|(emptied, has)| is(emptied, has))
+    };
     let later = |by| about.saturating_add(by).min(at);
     let times = [about, later(Nanos::new(1)), later(step), earlier(about, step)];
-    let as_many = times.into_iter().find(|empty| more(empty).is_eq());
-    as_many.or_else(|| times.into_iter().find(|empty| more(empty).is_le())).unwrap_or(at)
+    let with = |is| times.into_iter().find(|empty| compares(*empty, is));
+    with(u64::eq).or_else(|| with(u64::le)).unwrap_or(at)
 }
 
 /// Returns whether a key may be forgotten, where a pause left all keys empty at `empty`: a new key

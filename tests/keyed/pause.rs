@@ -415,3 +415,34 @@ fn an_unknown_key_keeps_its_permits_in_a_change_after_a_pause() -> Result<(), Bo
     }
     Ok(())
 }
+
+/// Of two policies, the one that was not changed had all permits of a key, and the other one got
+/// what accrues in the time in which the first one had filled.
+#[test]
+fn an_unknown_key_gets_no_permits_of_two_policies_by_a_change_of_one() {
+    for (first, second, part, rate) in [
+        ((10, 10), (10, 10_000), 1, 10_000),
+        ((5, 2), (2, 1_000), 1, 100),
+        ((10, 10), (7, 15), 1, 5),
+        ((10, 10_000), (10, 10), 0, 10_000),
+    ] {
+        let clock = ManualClock::new();
+        let bucket = |(rate, burst)| TokenBucket::new(Rate::per_second(rate), burst);
+        let policy = bucket(first).and(bucket(second));
+        let plain = RateLimiter::with_clock(policy.clone(), clock.clone());
+        let keys: KeysOf<_> = KeyedRateLimiter::with_clock(policy, 100, clock.clone());
+        plain.pause_for(SECOND);
+        keys.pause_all_for(SECOND);
+        clock.advance(2 * SECOND);
+        let changes = [(part, rate), (1 - part, 1_000_000)];
+        for (part, rate) in changes {
+            let change = Change::rate(Rate::per_second(rate)).part(part);
+            assert!(plain.change(change).is_ok() && keys.change_all(change).is_ok());
+            clock.advance(30 * MS);
+            let [key, limiter] = [keys.status(&1), plain.status()];
+            let case = format!("{first:?} and {second:?}, part {part} at {rate}/s");
+            assert!(key.available <= limiter.available, "{case}: {key:?}, {limiter:?}");
+            assert!(key.full_in >= limiter.full_in, "{case}: {key:?}, {limiter:?}");
+        }
+    }
+}
