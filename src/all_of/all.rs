@@ -263,7 +263,7 @@ impl<C: Timer> All<C> {
     fn check_available(&self, ask: &Weights) -> Result<(), Refusal> {
         for (_, limit, n) in self.counting(ask) {
             if limit.available() < n {
-                return Err(Refusal::InUse { limit: limit.limit() });
+                return Err(limit.in_use());
             }
         }
         match self.rates(ask).map(|(_, member, n)| member.predict_wait(n, ask.priority)).max() {
@@ -370,7 +370,7 @@ impl<C: Timer> Rule for All<C> {
     fn refusal_for_caller(&self, ask: &Weights, refusal: Refusal) -> Refusal {
         match refusal {
             Refusal::Limited { retry_after: Nanos::ZERO } => match self.awaited() {
-                Some(Entry { kind: Kind::Counting(limit), .. }) => Refusal::InUse { limit: limit.limit() },
+                Some(Entry { kind: Kind::Counting(limit), .. }) => limit.in_use(),
                 Some(_) | None => refusal,
             },
             Refusal::Limited { retry_after } => match self.last(ask) {

@@ -94,14 +94,14 @@ impl<C: Timer> All<C> {
         // All limits are checked first: taking permits and giving them back would notify the
         // composite again.
         let missing = self.counting(ask).find_map(|(index, limit, n)| {
-            let in_use = || Refusal::InUse { limit: limit.limit() };
-            limit.check(n).err().or_else(|| (!limit.pool.has_turn(position(&seats, index), n)).then(in_use))
+            let has_turn = || limit.pool.has_turn(position(&seats, index), n);
+            limit.check(n).err().or_else(|| (!has_turn()).then(|| limit.in_use()))
         });
         let mut permits = Permits::default();
         let taken = missing.map_or(Ok(()), Err).and_then(|()| {
             self.counting(ask).try_for_each(|(index, limit, n)| {
                 let permit = limit.take_turn(position(&seats, index), n);
-                permits.add(permit.ok_or(Refusal::InUse { limit: limit.limit() })?);
+                permits.add(permit.ok_or_else(|| limit.in_use())?);
                 Ok(())
             })
         });

@@ -770,6 +770,11 @@ impl<C: Timer> All<C> {
         if named.is_none() && (refusal == Refusal::Closed || !paused_for.is_zero()) {
             return refusal.into();
         }
+        // Another limit may have been short first.
+        let refusal = match (refusal, named) {
+            (Refusal::InUse { .. }, Some(Entry { kind: Kind::Counting(limit), .. })) => limit.in_use(),
+            _ => refusal,
+        };
         // All costs are zero, or the permits are available by now.
         let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
         AllRefusal::from_member(name, refusal)

@@ -449,7 +449,7 @@ impl CountingLimit {
         }
     }
 
-    fn in_use(&self) -> Refusal {
+    pub(crate) fn in_use(&self) -> Refusal {
         Refusal::InUse { limit: self.limit() }
     }
 

@@ -34,6 +34,20 @@ fn ten_and_four(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualCloc
     (rate, calls, both)
 }
 
+/// The refusal had the name of one limit and the number of the other: the limits are asked in the
+/// order of their addresses.
+#[test]
+fn a_refusal_tells_the_number_of_the_limit_that_it_names() {
+    for _ in 0..50 {
+        let (second, first) = (CountingLimit::new(4), CountingLimit::new(6));
+        let both = AllOf::new("rate", &bucket(&ManualClock::new(), 10, 10));
+        let both = both.with_counting("a", &first).with_counting("b", &second);
+        let _out = (first.try_acquire_many(6), second.try_acquire_many(4));
+        let refusal = both.try_acquire().map(drop).expect_err("all permits are in use");
+        assert_eq!(refusal, AllRefusal::from_member("a", Refusal::InUse { limit: 6 }));
+    }
+}
+
 /// Bug: the first waiter, and every waiter behind it, waited forever.
 #[test]
 fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
