@@ -28,6 +28,13 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
         let _ = request;
         self.limiter(key)
     }
+
+    /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
+    /// limiter was open.
+    fn close(&self) -> bool;
+
+    /// Returns whether the limiter was closed.
+    fn is_closed(&self) -> bool;
 }
 
 /// A handle to a keyed limiter of any kind: one limit or several for each key, in this process or
@@ -80,6 +87,20 @@ impl<K: 'static> AnyKeyed<K> {
     /// return this refusal only when they are asked for permits.
     pub fn limiter(&self, key: impl Into<K>) -> Result<AnyLimiter, AllRefusal> {
         self.0.limiter(key.into())
+    }
+
+    /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
+    /// limiter was open. The members of a [`KeyedAllOf`](crate::KeyedAllOf) stay open, and a
+    /// limiter over a store closes in this process.
+    #[allow(clippy::must_use_candidate)] // Most callers only close.
+    pub fn close(&self) -> bool {
+        self.0.close()
+    }
+
+    /// Returns whether the limiter was [closed](AnyKeyed::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
     }
 
     /// Takes one permit of each limit of a key now, or refuses, like [`AnyLimiter::try_acquire`].
@@ -226,6 +247,14 @@ mod of_this_process {
         fn limiter(&self, key: K) -> Result<AnyLimiter, AllRefusal> {
             Ok(OfKey::new(self, key).into())
         }
+
+        fn close(&self) -> bool {
+            KeyedRateLimiter::close(self)
+        }
+
+        fn is_closed(&self) -> bool {
+            KeyedRateLimiter::is_closed(self)
+        }
     }
 
     impl<Q, C> KeyedLimiter<Q::Owned> for KeyedAllOf<Q, C>
@@ -239,6 +268,14 @@ mod of_this_process {
 
         fn limiter_for(&self, key: Q::Owned, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
             Ok(self.for_request(key.borrow(), request)?.into())
+        }
+
+        fn close(&self) -> bool {
+            KeyedAllOf::close(self)
+        }
+
+        fn is_closed(&self) -> bool {
+            KeyedAllOf::is_closed(self)
         }
     }
 
@@ -263,6 +300,14 @@ mod of_this_process {
                     self.report_refused(&key, permits.into(), &refusal);
                 }
             })
+        }
+
+        fn close(&self) -> bool {
+            KeyedCountingLimit::close(self)
+        }
+
+        fn is_closed(&self) -> bool {
+            KeyedCountingLimit::is_closed(self)
         }
     }
 

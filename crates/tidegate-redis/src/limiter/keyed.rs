@@ -87,6 +87,14 @@ use crate::store::Store;
 ///         let plan = if key.starts_with("paid-") { &self.paid } else { &self.free };
 ///         Ok(plan.limiter(&key).into())
 ///     }
+///
+///     fn close(&self) -> bool {
+///         self.free.close() | self.paid.close()
+///     }
+///
+///     fn is_closed(&self) -> bool {
+///         self.free.is_closed() && self.paid.is_closed()
+///     }
 /// }
 ///
 /// let store = Store::open("redis://127.0.0.1")?;
@@ -364,6 +372,14 @@ impl fmt::Debug for StoreKeyedLimiter {
 impl KeyedLimiter<String> for StoreKeyedLimiter {
     fn limiter(&self, key: String) -> Result<AnyLimiter, AllRefusal> {
         Ok(StoreKeyedLimiter::limiter(self, &key).into())
+    }
+
+    fn close(&self) -> bool {
+        StoreKeyedLimiter::close(self)
+    }
+
+    fn is_closed(&self) -> bool {
+        StoreKeyedLimiter::is_closed(self)
     }
 }
 
