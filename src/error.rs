@@ -214,15 +214,29 @@ impl Refusal {
     }
 }
 
+/// A time in a message, without digits that no reader needs: a time of a millisecond or more is
+/// rounded up to whole milliseconds.
+struct Shown(Nanos);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MILLI: u64 = 1_000_000;
+        let nanos = self.0.as_u64();
+        let whole = nanos.checked_next_multiple_of(MILLI).filter(|_| nanos > MILLI);
+        Nanos::new(whole.unwrap_or(nanos)).fmt(f)
+    }
+}
+
+/// Writes the reason. The times in it are rounded up; [`retry_after`](Refusal::retry_after) is exact.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Limited { retry_after: Nanos::MAX } => {
                 f.write_str("limited, no permit will become available")
             }
-            Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after}"),
+            Refusal::Limited { retry_after } => write!(f, "limited, retry after {}", Shown(*retry_after)),
             Refusal::Paused { retry_after: Nanos::MAX } => f.write_str("paused until the pause is ended"),
-            Refusal::Paused { retry_after } => write!(f, "paused, retry after {retry_after}"),
+            Refusal::Paused { retry_after } => write!(f, "paused, retry after {}", Shown(*retry_after)),
             Refusal::Closed => f.write_str("closed, no request is granted any more"),
             Refusal::Cancelled => f.write_str("cancelled by another thread"),
             Refusal::ExceedsLimit { requested, limit } => {
@@ -241,12 +255,14 @@ impl fmt::Display for Refusal {
             Refusal::QueueFull { retry_after: Nanos::MAX } => {
                 f.write_str("queue is full, retry time unknown")
             }
-            Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
+            Refusal::QueueFull { retry_after } => {
+                write!(f, "queue is full, retry after {}", Shown(*retry_after))
+            }
             Refusal::Unavailable { retry_after: Nanos::MAX } => {
                 f.write_str("the limiter's store is misconfigured or has ended, retrying does not help")
             }
             Refusal::Unavailable { retry_after } => {
-                write!(f, "the store of the limiter did not answer, retry after {retry_after}")
+                write!(f, "the store of the limiter did not reply, retry after {}", Shown(*retry_after))
             }
             Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),

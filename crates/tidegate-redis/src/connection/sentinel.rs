@@ -147,7 +147,7 @@ async fn in_time<T>(
     deadline: Instant,
     reply: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not answer".into()));
+    let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not reply".into()));
     tokio::time::timeout_at(deadline, reply).await.unwrap_or_else(silent)
 }
 

@@ -427,7 +427,7 @@ impl Shared {
             }
             Some(Err(NoReply::Rests(rest))) => return Err(self.skip(rest)),
             Some(Err(NoReply::Failed(failure))) => failure,
-            None if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
+            None if sent.give_up(was_long) => Failure::Unknown("did not reply in time".into()),
             None => last.server.not_connected_in_time(),
         };
         self.note_duration(asked.elapsed());

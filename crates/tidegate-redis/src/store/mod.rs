@@ -259,7 +259,7 @@ impl Store {
 
     /// The error of the last call, which had no reply.
     pub(crate) fn last_error(&self) -> StoreError {
-        self.trouble().unwrap_or_else(|| StoreError::away("did not answer"))
+        self.trouble().unwrap_or_else(|| StoreError::away("did not reply"))
     }
 
     /// Marks messages that later calls will send as pending: [`flush`](Store::flush) waits for
