@@ -218,7 +218,7 @@ impl Rate {
 
     #[track_caller]
     const fn per(permits: u64, period: u64) -> Rate {
-        assert!(permits > 0, "a rate of 0 permits is not above zero");
+        assert!(permits > 0, "a rate of 0 permits is not above zero; the rate without permits is Rate::ZERO");
         Rate { digits: permits, exponent: 0, period }
     }
 

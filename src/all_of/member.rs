@@ -195,7 +195,7 @@ pub(crate) trait Member: Recheck {
 }
 
 /// A member's grant to a waiter of a composite. Dropping it makes the grant final.
-pub(crate) trait MemberGrant: Send + Debug {
+pub(crate) trait MemberGrant: Send + Sync + Debug {
     /// Makes the grant final. `used` permits of it were used, or more than it has.
     fn settle(self: Box<Self>, used: u32);
 

@@ -366,8 +366,10 @@ impl<C: Timer + Clone> AllOf<C> {
     #[track_caller]
     pub fn default_cost(self, name: &str, n: u32) -> Self {
         let mut members = self.shared.rule.members.clone();
-        let member = members.iter_mut().find(|member| member.name == *name);
-        member.unwrap_or_else(|| panic!("there is no member {name:?}")).cost = Some(n);
+        let Some(member) = members.iter_mut().find(|member| member.name == *name) else {
+            panic!("{}", self.shared.rule.no_member(name));
+        };
+        member.cost = Some(n);
         AllOf::of(members, self.shared.clock.clone())
     }
 

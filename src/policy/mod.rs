@@ -113,7 +113,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     type State: Debug + Send + Sync + 'static;
 
     /// What one grant took, so that exactly this can be put back.
-    type Charge: Copy + Debug + Send + 'static;
+    type Charge: Copy + Debug + Send + Sync + 'static;
 
     /// Returns the state of a limiter that begins at `now`.
     fn start(&self, now: Nanos) -> Self::State;

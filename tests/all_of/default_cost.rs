@@ -89,7 +89,7 @@ fn a_request_that_asks_nothing_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = r#"there is no member "tonkes""#)]
+#[should_panic(expected = r#""tonkes" is not a member: the members are "tokens""#)]
 fn a_default_for_a_name_that_there_is_not_panics() {
     let _ = AllOf::new("tokens", &bucket(1, &ManualClock::new())).default_cost("tonkes", 1);
 }

@@ -180,8 +180,11 @@ fn the_error_of_a_bad_configuration_says_what_to_write() {
 #[test]
 fn the_error_of_a_bad_pair_says_what_to_write() {
     let one = "token_bucket 5/s burst 5 and fixed_window 9/s";
-    assert_eq!(told(one), "and: write one policy, since two are not read here");
-    assert_eq!(told("fixed_window 10/s and"), "and: write one policy, since two are not read here");
+    assert_eq!(told(one), "and: write one policy; two are read as a Both, or are two limits of one limiter");
+    assert_eq!(
+        told("fixed_window 10/s and"),
+        "and: write one policy; two are read as a Both, or are two limits of one limiter"
+    );
     let form = "write two policies, such as token_bucket 5/s burst 10 and fixed_window 100/min";
     for (text, error) in [
         ("unlimited", format!("unlimited: {form}")),
@@ -190,7 +193,7 @@ fn the_error_of_a_bad_pair_says_what_to_write() {
         ("", format!(": {form}")),
         (
             "unlimited and unlimited and unlimited",
-            "and: write one policy, since two are not read here".into(),
+            "and: write one policy; two are read as a Both, or are two limits of one limiter".into(),
         ),
         ("gcra 5/s and unlimited", "\"gcra\" is not a policy: write token_bucket".into()),
         ("unlimited and fixed_window 5 minutes", told("fixed_window 5 minutes")),

@@ -52,7 +52,7 @@ impl<P: fmt::Display, Q: fmt::Display> fmt::Display for Both<P, Q> {
 
 /// Returns the error for an `and` where one policy is read.
 pub(super) fn one_policy(word: &str) -> Option<ConfigError> {
-    let write = "one policy, since two are not read here";
+    let write = "one policy; two are read as a Both, or are two limits of one limiter";
     (word == AND).then(|| ConfigError::Form { given: word.into(), write: write.into() })
 }
 
