@@ -145,7 +145,8 @@ impl Grant {
     /// Returns how long the request waited: zero if its permits were available.
     ///
     /// A wait begins with the first poll of a future, or with the call of a blocking method or of
-    /// [`reserve`](crate::RateLimiter::reserve).
+    /// [`reserve`](crate::RateLimiter::reserve). It ends when the request is granted, or when the
+    /// reservation is claimed if that is later.
     #[must_use]
     pub fn waited(self) -> Duration {
         self.waited.as_duration()

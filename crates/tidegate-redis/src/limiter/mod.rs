@@ -250,7 +250,9 @@ impl StoreLimiter {
     ///
     /// # Examples
     ///
-    /// An operator's tool, which knows that the fleet has stopped:
+    /// An operator's tool, which knows that the store books no request for a time within the pause
+    /// from now on. Requests that wait are granted at their booked times, as
+    /// [`one_process`](crate::one_process) tells:
     ///
     /// ```no_run
     /// use std::time::Duration;
