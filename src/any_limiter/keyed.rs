@@ -92,6 +92,19 @@ impl<K: 'static> AnyKeyed<K> {
     /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
     /// limiter was open. The members of a [`KeyedAllOf`](crate::KeyedAllOf) stay open, and a
     /// limiter over a store closes in this process.
+    ///
+    /// # Examples
+    ///
+    #[cfg_attr(feature = "keyed", doc = "```")]
+    #[cfg_attr(not(feature = "keyed"), doc = "```ignore")]
+    /// use tidegate::{AnyKeyed, KeyedRateLimiter, Rate, Refusal, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let users: AnyKeyed<String> = KeyedRateLimiter::new(policy, 1000).into();
+    /// assert!(users.close() && users.is_closed());
+    /// let refusal = users.try_acquire("alice").unwrap_err();
+    /// assert_eq!(refusal.refusal(), Some(Refusal::Closed));
+    /// ```
     #[allow(clippy::must_use_candidate)] // Most callers only close.
     pub fn close(&self) -> bool {
         self.0.close()

@@ -32,6 +32,7 @@ fn everything_can_be_sent() {
     error::<AllRefusal>();
     future::<AcquireAll>();
     future::<AllReservation<ManualClock>>();
+    shared::<AllReservation<ManualClock>>();
     future::<Reservation<AnyPolicy, SystemClock>>();
     shared::<AllOf>();
     shared::<AllPermits>();
