@@ -482,7 +482,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
 
     /// Gives the permits of a call back if this function returns `true` for its response, for
     /// example for a response of status 500 or one from a cache. It takes precedence over
-    /// [`settle`](RateLimitLayer::settle), whichever of the two is called first.
+    /// [`settle`](RateLimitLayer::settle), whichever of the two is called first. The headers of the
+    /// response have the numbers from before the permits came back.
     ///
     /// A service that fails has no response: see [`refund_errors`](RateLimitLayer::refund_errors).
     ///
