@@ -227,7 +227,8 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Writes the reason. The times in it are rounded up; [`retry_after`](Refusal::retry_after) is exact.
+/// Writes the reason. The times in it are rounded up; [`retry_after`](Refusal::retry_after) is
+/// exact.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

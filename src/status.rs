@@ -28,9 +28,9 @@ pub struct Status {
     /// The time until the limiter is full, if no request takes permits and all waiters leave.
     /// During a pause it is not before the pause ends, because no permit accrues until then.
     pub full_in: Duration,
-    /// The rate as it was set; [`Rate::UNLIMITED`] if no rate limits permits. The limit may be lower,
-    /// as that of a [`SlidingLog`](crate::SlidingLog) above its capacity. Of two policies in one
-    /// limiter, the rate of the first policy.
+    /// The rate as it was set; [`Rate::UNLIMITED`] if no rate limits permits. The limit may be
+    /// lower, as that of a [`SlidingLog`](crate::SlidingLog) above its capacity. Of two policies in
+    /// one limiter, the rate of the first policy.
     pub rate: Rate,
     /// The number of requests that wait. Of the requests that wait in one [`AllOf`](crate::AllOf),
     /// one of each priority counts in each of its members.

@@ -275,7 +275,9 @@ impl fmt::Debug for Direction {
 /// strictest of its limits grants within 10 ms, at least 512 bytes and at most 64 KiB, and no more
 /// than it grants at once.
 ///
-/// [`Throttled`] has chunks of this size, and so has `ThrottledBody` in the crate `tidegate-http`. A custom adapter that uses this size gets the same share as they do. The size follows the rate, so call this again now and then, for example after a wait.
+/// [`Throttled`] has chunks of this size, and so has `ThrottledBody` in the crate `tidegate-http`.
+/// A custom adapter that uses this size gets the same share as they do. The size follows the rate,
+/// so call this again now and then, for example after a wait.
 ///
 /// # Examples
 ///

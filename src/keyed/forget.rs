@@ -236,8 +236,8 @@ where
             || shard.hold().is_none() && shard.limiters().is_some_and(idle)
     }
 
-    /// Returns the turns of the next new key without room: each searches other slots, until one finds
-    /// a key to forget. If a whole table of slots was searched in vain, all keys are probably
+    /// Returns the turns of the next new key without room: each searches other slots, until one
+    /// finds a key to forget. If a whole table of slots was searched in vain, all keys are probably
     /// limited, and a flood of new keys searches one turn each.
     fn turns(&self) -> std::ops::Range<usize> {
         // Relaxed, here and below: the counts only choose where to search. A stale value only costs

@@ -390,9 +390,9 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         }
     }
 
-    /// Converts the time at which a pause left all keys empty to the terms that replace the terms of
-    /// this shard at `at`. `change` converts a state, and returns the new policy. Keys with plans
-    /// have the same time, and get no more permits by it.
+    /// Converts the time at which a pause left all keys empty to the terms that replace the terms
+    /// of this shard at `at`. `change` converts a state, and returns the new policy. Keys with
+    /// plans have the same time, and get no more permits by it.
     pub(super) fn convert_emptied(&mut self, at: Nanos, change: impl FnOnce(&P::State) -> P) {
         let Some(empty) = self.emptied().filter(|empty| *empty <= at) else { return };
         let state = emptied_state(&*self.policy, empty);

@@ -381,8 +381,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ///
     /// The panic is kept. The queue is served as far as possible, the gate word is stored and the
     /// granted waiters are woken; then the panic resumes. After a panic of the policy while the
-    /// queue is served, no alarm is set: the next call that takes the lock sets it. After a panic of
-    /// the clock while an alarm is chosen, the alarms are lost: the waiting tasks set new ones.
+    /// queue is served, no alarm is set: the next call that takes the lock sets it. After a panic
+    /// of the clock while an alarm is chosen, the alarms are lost: the waiting tasks set new ones.
     ///
     /// A panic discards the result of `work`, so a decision that was taken out of the queue would
     /// be lost. Therefore decisions are taken in a section of their own ([`Line::collect`]), and

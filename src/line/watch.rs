@@ -36,8 +36,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Loses all alarms, because the clock panicked while one of them was chosen: no alarm may be set
-    /// to when the head is due, at `due`.
+    /// Loses all alarms, because the clock panicked while one of them was chosen: no alarm may be
+    /// set to when the head is due, at `due`.
     pub(crate) fn lose_alarms(&mut self, due: Nanos, deferred: &mut Deferred) {
         while let Some(lost) = self.alarms.lose_one() {
             self.lose(lost, 0, deferred);

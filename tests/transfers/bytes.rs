@@ -387,8 +387,8 @@ fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
     assert_eq!(assert_ready_ok!(read.poll()), 10);
 }
 
-/// Bug: the transfer ended with the refusal of the waiting chunk, although the burst was as large as
-/// before when the task ran.
+/// Bug: the transfer ended with the refusal of the waiting chunk, although the burst was as large
+/// as before when the task ran.
 #[test]
 fn a_burst_that_was_small_for_a_moment_ends_no_transfer() {
     let (limiter, clock) = bucket(1000, 512);
