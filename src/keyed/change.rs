@@ -171,7 +171,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         change: impl FnOnce(&P::State, &dyn Fn() -> Nanos) -> Result<u64, PolicyError>,
     ) -> bool {
         let Single { policy, state } = &self.rule;
-        self.with_all(deferred, |line, visit| {
+        self.with_all(at, deferred, |line, visit| {
             if policy.is_own() {
                 return true;
             }
@@ -187,17 +187,18 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Changes a key limiter together with all keys.
+    /// Changes a key limiter together with all keys, whose change began at `at`.
     ///
     /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: user code
     /// is left in `deferred`.
     pub(super) fn with_all<T>(
         self: &Arc<Self>,
+        at: Nanos,
         deferred: &mut Deferred,
         work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T,
     ) -> T {
         let mut line = lock(&self.line);
-        let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
+        let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest().max(at));
         self.begin_visit(&mut line, now, deferred);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);

@@ -308,11 +308,11 @@ where
                 shard.set_hold(Some(hold));
                 for (_, limiter) in shard.all_limiters() {
                     deferred.run_with(|deferred| {
-                        limiter.shared.pause_with_all(until, pause.keeps_permits, deferred)
+                        limiter.shared.pause_with_all(now, until, pause.keeps_permits, deferred)
                     });
                 }
             }
-            self.overflow.shared.pause_with_all(until, pause.keeps_permits, &mut deferred);
+            self.overflow.shared.pause_with_all(now, until, pause.keeps_permits, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
         // No lock of a shard is held here, because this wakes tasks.
@@ -350,10 +350,10 @@ where
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
                 }
                 for (_, limiter) in shard.all_limiters() {
-                    deferred.run_with(|deferred| limiter.shared.resume_with_all(deferred));
+                    deferred.run_with(|deferred| limiter.shared.resume_with_all(now, deferred));
                 }
             }
-            self.overflow.shared.resume_with_all(&mut deferred);
+            self.overflow.shared.resume_with_all(now, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
@@ -491,10 +491,11 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Pauses with all keys. The caller holds the lock of a shard: user code is left in `deferred`.
-    fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_permits: bool, deferred: &mut Deferred) {
-        self.with_all(deferred, |line, visit| {
-            let (changed, _) = line.pause(visit.rule, until, keeps_permits);
+    /// Pauses with all keys, at `at`. The caller holds the lock of a
+    /// shard: user code is left in `deferred`.
+    fn pause_with_all(self: &Arc<Self>, at: Nanos, until: Nanos, keeps: bool, deferred: &mut Deferred) {
+        self.with_all(at, deferred, |line, visit| {
+            let (changed, _) = line.pause(visit.rule, until, keeps);
             if changed {
                 self.lateness.clear();
                 self.retime(line, visit);
@@ -503,8 +504,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Resumes with all keys, like [`pause_with_all`](Shared::pause_with_all).
-    fn resume_with_all(self: &Arc<Self>, deferred: &mut Deferred) {
-        self.with_all(deferred, |line, visit| {
+    fn resume_with_all(self: &Arc<Self>, at: Nanos, deferred: &mut Deferred) {
+        self.with_all(at, deferred, |line, visit| {
             if line.resume(visit.rule) {
                 self.retime_composites(line, visit);
             }

@@ -26,6 +26,7 @@ use crate::line::deferred::Deferred;
 use crate::line::rule::Rule;
 use crate::policy::Policy;
 use crate::sync::{Ordering, lock, write};
+use crate::time::Nanos;
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Returns whether all keys are in shadow mode.
@@ -70,7 +71,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// Turns shadow mode on or off with all keys. The caller holds the lock of a shard: user code
     /// is left in `deferred`.
     fn shadow_with_all(self: &Arc<Self>, shadow: bool, deferred: &mut Deferred) {
-        self.with_all(deferred, |line, _| line.settings.shadow_with_all = shadow);
+        self.with_all(Nanos::ZERO, deferred, |line, _| line.settings.shadow_with_all = shadow);
     }
 
     /// Starts in the shadow mode of all keys. Runs no waker, because no request waits yet.
