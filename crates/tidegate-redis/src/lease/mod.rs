@@ -297,6 +297,11 @@ impl Leases {
         lost
     }
 
+    /// Returns how many permits of a limit may be available, on lease and in the store.
+    pub(crate) fn most(&self, limit: usize, now: Nanos) -> u64 {
+        self.ledger.most(limit, now)
+    }
+
     /// Refuses the queued requests.
     pub(crate) fn close(&self) {
         match &self.all {

@@ -352,7 +352,7 @@ impl StoreLimiter {
     /// store did not reply. The store may still have taken the permits.
     pub async fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let (member, costs) = self.kept(name, permits)?;
-        let lost = self.discard(member);
+        let lost = self.discard_beyond(member, permits);
         let reply = self.ask(Operation::Keep, &costs).await?;
         Ok(reply.limits[member].other + lost)
     }
@@ -392,9 +392,12 @@ impl StoreLimiter {
         Ok((member, costs))
     }
 
-    /// Drops the permits of a member that this process has on lease. Returns how many they were.
-    fn discard(&self, member: usize) -> u64 {
-        self.0.leases.as_ref().map_or(0, |leases| leases.discard(Some(member)))
+    /// Drops the permits of a member that this process has on lease, unless `permits` are as many
+    /// as there may be. Returns how many it dropped.
+    fn discard_beyond(&self, member: usize, permits: u64) -> u64 {
+        let now = self.0.set.now();
+        let leases = self.0.leases.as_ref().filter(|leases| permits < leases.most(member, now));
+        leases.map_or(0, |leases| leases.discard(Some(member)))
     }
 
     async fn ask(&self, operation: Operation, costs: &[Cost]) -> Result<Reply, AllRefusal> {
@@ -730,7 +733,7 @@ impl Limiter for StoreLimiter {
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         if self.1 == Blocks::No {
             let (member, costs) = self.kept(name, permits)?;
-            self.discard(member);
+            self.discard_beyond(member, permits);
             self.0.set.send_detached(Operation::Keep, &costs);
             return Ok(0);
         }

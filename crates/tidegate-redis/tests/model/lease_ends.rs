@@ -155,3 +155,37 @@ fn a_closed_limiter_books_no_more() {
         assert!(!course(LINES[0], End::Close, millis).was_late, "after {millis} ms");
     }
 }
+
+/// Each call lost the lease, also if it left more permits than there may be, as one for each
+/// response of a server with a large remaining quota does: a bucket was used to 15 %.
+#[test]
+fn keeping_more_permits_than_there_may_be_loses_no_lease() {
+    for (line, most) in [("token_bucket 1000/s burst 200", 1_000_000), ("fixed_window 1000/s", 2_000)] {
+        run(async move {
+            let model = Model::new(1, Network { service: Duration::ZERO, ..Network::steady(MS) });
+            let store = model.open(Store::builder("redis://model").timeout(500 * MS)).unwrap();
+            let limiter = store.limiter("kept").limit("calls", line).leased().build().unwrap();
+            let limiter = AnyLimiter::from(limiter).non_blocking();
+            let granted = Arc::new(AtomicU64::new(0));
+            let calls: Vec<_> = (0..50)
+                .map(|_| {
+                    let (limiter, granted) = (limiter.clone(), granted.clone());
+                    tokio::spawn(async move {
+                        while limiter.acquire().await.is_ok() {
+                            granted.fetch_add(1, Ordering::Relaxed);
+                            tokio::time::sleep(20 * MS).await;
+                            limiter.keep_at_most("calls", most).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            tokio::time::sleep(10_000 * MS).await;
+            let granted = granted.load(Ordering::Relaxed);
+            assert!(granted >= 9_800, "{line}: {granted} in 10 s");
+            assert_eq!(store.lease_counts().lost, 0, "{line}");
+            limiter.keep_at_most("calls", 0).unwrap();
+            assert!(store.lease_counts().lost > 0, "{line}");
+            calls.iter().for_each(tokio::task::JoinHandle::abort);
+        });
+    }
+}

@@ -373,6 +373,14 @@ impl Ledger {
         lost
     }
 
+    /// Returns how many permits of a limit may be available: those on lease, and those of a full
+    /// limit in the store.
+    pub(crate) fn most(&self, limit: usize, now: Nanos) -> u64 {
+        let account = &self.accounts[limit];
+        let (usable, later) = account.stock.held(now);
+        account.terms.limit.saturating_add(usable).saturating_add(later)
+    }
+
     /// Returns how many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize, now: Nanos) -> u64 {
         self.accounts[limit].stock.held(now).0
