@@ -44,6 +44,8 @@ use crate::service::take_ready;
 /// waits. If the idle service is called after all, its request waits for new permits.
 ///
 /// A service that stops polling while it waits keeps its position in the queue until it is dropped.
+/// If its permits are due meanwhile, it may keep them as well, because it is not ready before the
+/// next poll. So drop a service whose readiness is no longer awaited.
 ///
 /// # Fairness
 ///
