@@ -55,7 +55,7 @@ do
       else
         l.began, l.used, behind = parse('>dd', value, l.first)
       end
-      if has_back then l.least = behind and behind <= #value and parse('>d', value, behind) or MOST end
+      if has_back then l.least = behind and behind <= #value and parse('>d', value, behind) or 0 end
     end,
 
     due = function(l, at, n)
