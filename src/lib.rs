@@ -99,7 +99,7 @@
 //! // In the handler:
 //! # let user = "alice";
 //! if let Err(refusal) = users.try_acquire(user) {
-//!     // 429, or 503 if there is no room for a new user.
+//!     // 429 and Retry-After, or 503 if there is no room for a new user.
 //!     println!("HTTP {}, Retry-After: {:?}", refusal.status_code(), refusal.retry_after_secs());
 //! }
 //! ```

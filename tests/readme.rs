@@ -72,7 +72,7 @@ fn server(user: &str, respond: impl Fn(u16, Option<u64>)) {
         KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 100_000);
     // In the handler:
     if let Err(refusal) = users.try_acquire(user) {
-        // 429, or 503 if there is no room for a new user; and Retry-After.
+        // 429 and Retry-After, or 503 if there is no room for a new user.
         return respond(refusal.status_code(), refusal.retry_after_secs());
     }
     respond(200, None);

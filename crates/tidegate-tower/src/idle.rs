@@ -1,15 +1,18 @@
-//! [`Idle`]: gives back the permits of services that are ready and not called.
+//! [`Idle`]: gives back the permits of services that are ready and not called, and of services
+//! whose permits are due and that are not polled.
 //!
-//! Each ready service has a [`Slot`] with its permits. The slot is in a list, sorted by the time at
-//! which the service counts as idle. A service that waits checks the list: it takes the permits out
-//! of the slots whose time has come, and gives them back. While it waits, it wakes up at the next
-//! time in the list. So idle permits need no task and no thread, and if no service waits, nothing
-//! happens.
+//! Each service that is ready or waits has a [`Slot`] with its reservation. The slot is in a list,
+//! sorted by the time at which the service counts as idle. A service that waits checks the lists:
+//! it takes the reservations that are due out of the slots whose time has come, and gives them
+//! back. While it waits, it wakes up at the next time in the list of the ready services, and at
+//! least once in the idle time. So idle permits need no task and no thread, and if no service
+//! waits, nothing happens.
 //!
 //! | a slot | the list | next |
 //! |---|---|---|
-//! | holds permits, listed at *T* | has (*T*, slot) | called: empty, off the list. Dropped: given back, off the list. At *T*, if a service waits: given back, off the list |
-//! | empty | may have an older (*T*, slot), just being removed | ready: holds permits, listed anew |
+//! | of a ready service, listed at *T* | has (*T*, slot) | called: empty, off the list. Dropped: given back, off the list. At *T*, if another service waits: given back, off the list |
+//! | of a waiting service, listed at *T* | that of the waiting services has (*T*, slot) | polled: empty, off the list, then listed anew. Dropped: as above. At *T*, if another service waits and the reservation is due: given back, off the list; if it is not due: listed anew |
+//! | empty | may have an older (*T*, slot), just being removed | ready, or waits: listed anew |
 //!
 //! Between the removal of a slot from the list and its emptying, the service may be called and the
 //! slot filled again. So a slot is only emptied if it still has the number under which it was
@@ -19,6 +22,7 @@
 //! counts as idle before that, so no time is missed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::OccupiedEntry;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,19 +30,27 @@ use std::time::Duration;
 
 use tidegate::{AnyReservation, Nanos, Timer};
 
-/// The permits of a ready service.
+/// The reservation of a service that is ready or waits.
 #[derive(Debug, Default)]
 pub(crate) struct Slot(Mutex<Option<Held>>);
 
 #[derive(Debug)]
 struct Held {
     reservation: AnyReservation,
-    /// The entry of the slot in the list.
+    /// The list that has the slot, and its entry there.
+    stage: Stage,
     listed: Option<Listed>,
 }
 
 /// The time at which a service counts as idle, and a unique number.
 type Listed = (Nanos, u64);
+
+/// What a service with a reservation does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Stage {
+    Waits,
+    Ready,
+}
 
 /// The slots of a layer that can become idle.
 pub(crate) struct Idle {
@@ -49,8 +61,18 @@ pub(crate) struct Idle {
 
 #[derive(Default)]
 struct List {
-    slots: BTreeMap<Listed, Arc<Slot>>,
+    ready: BTreeMap<Listed, Arc<Slot>>,
+    waiting: BTreeMap<Listed, Arc<Slot>>,
     next: u64,
+}
+
+impl List {
+    fn of(&mut self, stage: Stage) -> &mut BTreeMap<Listed, Arc<Slot>> {
+        match stage {
+            Stage::Waits => &mut self.waiting,
+            Stage::Ready => &mut self.ready,
+        }
+    }
 }
 
 /// A clock without its type.
@@ -83,32 +105,39 @@ pub(crate) fn give_back(reservation: AnyReservation) {
 
 impl Slot {
     /// Fills the slot.
-    pub(crate) fn put(self: &Arc<Self>, reservation: AnyReservation, idle: Option<&Idle>) {
+    pub(crate) fn put(self: &Arc<Self>, reservation: AnyReservation, stage: Stage, idle: Option<&Idle>) {
         let due = idle.map(|idle| (idle, idle.due()));
         // The slot is filled before another thread can take it from the list. No thread locks a
         // slot while it holds the lock of the list.
         let mut held = lock(&self.0);
-        let listed = due.map(|(idle, due)| idle.add(self, due));
-        *held = Some(Held { reservation, listed });
+        let listed = due.map(|(idle, due)| idle.add(self, stage, due));
+        *held = Some(Held { reservation, stage, listed });
     }
 
     pub(crate) fn is_full(&self) -> bool {
         lock(&self.0).is_some()
     }
 
-    /// Takes the permits, unless they were given back.
+    /// Takes the reservation, unless it was given back.
     pub(crate) fn take(&self, idle: Option<&Idle>) -> Option<AnyReservation> {
-        let Held { reservation, listed } = lock(&self.0).take()?;
+        let Held { reservation, stage, listed } = lock(&self.0).take()?;
         if let (Some(idle), Some(listed)) = (idle, listed) {
-            lock(&idle.list).slots.remove(&listed);
+            lock(&idle.list).of(stage).remove(&listed);
         }
         Some(reservation)
     }
 
-    /// Takes the permits if the slot is still listed as `as_listed`.
-    fn take_listed(&self, as_listed: Listed) -> Option<AnyReservation> {
-        let mut held = lock(&self.0);
-        held.take_if(|held| held.listed == Some(as_listed)).map(|held| held.reservation)
+    /// Takes the reservation if it is due and the slot is still listed as `as_listed`. If it is not
+    /// due, lists the slot anew.
+    fn take_listed(self: &Arc<Self>, as_listed: Listed, idle: &Idle) -> Option<AnyReservation> {
+        let due = idle.due();
+        let mut slot = lock(&self.0);
+        let held = slot.as_mut().filter(|held| held.listed == Some(as_listed))?;
+        if held.stage == Stage::Waits && !held.reservation.due_in().is_zero() {
+            held.listed = Some(idle.add(self, held.stage, due));
+            return None;
+        }
+        slot.take().map(|held| held.reservation)
     }
 }
 
@@ -120,15 +149,15 @@ impl Idle {
         Idle { after, clock: Box::new(clock), list: Mutex::default() }
     }
 
-    fn add(&self, slot: &Arc<Slot>, due: Nanos) -> Listed {
+    fn add(&self, slot: &Arc<Slot>, stage: Stage, due: Nanos) -> Listed {
         let mut list = lock(&self.list);
         let listed = (due, list.next);
         list.next += 1;
-        list.slots.insert(listed, slot.clone());
+        list.of(stage).insert(listed, slot.clone());
         listed
     }
 
-    /// Returns the time at which a service that becomes ready now counts as idle.
+    /// Returns the time at which a service that becomes ready, or is polled, now counts as idle.
     fn due(&self) -> Nanos {
         self.clock.now().saturating_add(Nanos::from_duration(self.after))
     }
@@ -136,20 +165,18 @@ impl Idle {
     /// Gives the permits of idle services back. Returns the time of the next check.
     pub(crate) fn give_back(&self) -> Nanos {
         let now = self.clock.now();
-        loop {
-            let (listed, slot) = {
-                let mut list = lock(&self.list);
-                match list.slots.first_entry() {
-                    Some(first) if first.key().0 <= now => first.remove_entry(),
-                    Some(first) => return first.key().0.min(self.due()),
-                    None => return self.due(),
-                }
-            };
+        let idle = |stage| {
+            let mut list = lock(&self.list);
+            list.of(stage).first_entry().filter(|first| first.key().0 <= now).map(OccupiedEntry::remove_entry)
+        };
+        while let Some((listed, slot)) = idle(Stage::Ready).or_else(|| idle(Stage::Waits)) {
             // Outside of the list's lock: giving permits back wakes other requests.
-            if let Some(reservation) = slot.take_listed(listed) {
+            if let Some(reservation) = slot.take_listed(listed, self) {
                 give_back(reservation);
             }
         }
+        let due = self.due();
+        lock(&self.list).ready.first_key_value().map_or(due, |(first, _)| first.0.min(due))
     }
 
     pub(crate) fn sleep_until(&self, at: Nanos) -> Pin<Box<dyn Future<Output = ()> + Send>> {

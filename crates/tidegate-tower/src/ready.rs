@@ -10,13 +10,13 @@ use std::time::Duration;
 use http::Response;
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
-use tidegate::{AcquireAny, AnyReservation, DefaultClock, Timer};
+use tidegate::{AcquireAny, DefaultClock, Timer};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::body::Body;
 use crate::hold::Hold;
-use crate::idle::{Idle, Slot, give_back};
+use crate::idle::{Idle, Slot, Stage, give_back};
 use crate::limit::Limit;
 use crate::refused::{Error, Refused};
 use crate::service::take_ready;
@@ -44,8 +44,9 @@ use crate::service::take_ready;
 /// waits. If the idle service is called after all, its request waits for new permits.
 ///
 /// A service that stops polling while it waits keeps its position in the queue until it is dropped.
-/// If its permits are due meanwhile, it may keep them as well, because it is not ready before the
-/// next poll. So drop a service whose readiness is no longer awaited.
+/// Permits that are due meanwhile count like those of a ready service: they are given back if the
+/// service is not polled for the idle time and another one waits. Without
+/// [`idle_after`](ReadyRateLimitLayer::idle_after) it keeps them as well.
 ///
 /// # Fairness
 ///
@@ -216,13 +217,13 @@ pub struct ReadyRateLimit<S, L: Limit<Key = ()>, M = UntilBodyEnds> {
     layer: ReadyRateLimitLayer<L, M>,
     /// Never locked: the mutex only lets threads share the service.
     state: Mutex<State>,
-    /// The permits, when this service is ready.
+    /// The reservation, while this service waits or is ready.
     slot: Arc<Slot>,
 }
 
 enum State {
     Idle,
-    Waiting { reservation: AnyReservation, sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>> },
+    Waiting { sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>> },
     Ready,
 }
 
@@ -247,23 +248,32 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
                 State::Ready if self.slot.is_full() => return Poll::Ready(Ok(())),
                 // A `Ready` service without permits was idle for too long.
                 State::Ready | State::Idle => match self.layer.limit.reserve(&(), &self.layer.ask) {
-                    Ok(reservation) => *state = State::Waiting { reservation, sleep: None },
+                    Ok(reservation) => {
+                        self.slot.put(reservation, Stage::Waits, idle);
+                        *state = State::Waiting { sleep: None };
+                    }
                     Err(refusal) => {
                         *state = State::Idle;
                         return Poll::Ready(refused(refusal));
                     }
                 },
-                State::Waiting { reservation, sleep } => {
-                    if let Poll::Ready(answer) = Pin::new(&mut *reservation).poll(context) {
-                        let waited = std::mem::replace(state, State::Idle);
-                        if let Err(refusal) = answer {
+                State::Waiting { sleep } => {
+                    let Some(mut reservation) = self.slot.take(idle) else {
+                        // Its permits were due, and it was not polled for too long.
+                        *state = State::Idle;
+                        continue;
+                    };
+                    match Pin::new(&mut reservation).poll(context) {
+                        Poll::Ready(Ok(_)) => {
+                            self.slot.put(reservation, Stage::Ready, idle);
+                            *state = State::Ready;
+                            continue;
+                        }
+                        Poll::Ready(Err(refusal)) => {
+                            *state = State::Idle;
                             return Poll::Ready(refused(refusal));
                         }
-                        if let State::Waiting { reservation, .. } = waited {
-                            self.slot.put(reservation, idle);
-                            *state = State::Ready;
-                        }
-                        continue;
+                        Poll::Pending => self.slot.put(reservation, Stage::Waits, idle),
                     }
                     let Some(idle) = idle else { return Poll::Pending };
                     match sleep {
@@ -297,13 +307,15 @@ where
     }
 
     fn call(&mut self, request: R) -> Self::Future {
-        *self.state.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Idle;
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let was_ready = matches!(std::mem::replace(state, State::Idle), State::Ready);
         let state = match self.slot.take(self.layer.idle.as_deref()) {
-            Some(reservation) => {
+            Some(reservation) if was_ready => {
                 Calling::Call { future: self.inner.call(request), hold: Hold::estimate(reservation) }
             }
-            // The permits were given back, or `poll_ready` was not called.
-            None => {
+            // The permits were given back, or `poll_ready` did not return that it is ready.
+            waiting => {
+                waiting.into_iter().for_each(give_back);
                 let call = Some((take_ready(&mut self.inner), request));
                 Calling::Wait { wait: self.layer.limit.acquire(&(), &self.layer.ask), call }
             }

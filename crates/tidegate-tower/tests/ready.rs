@@ -278,6 +278,53 @@ impl Timer for FewSleeps {
     }
 }
 
+/// A service whose turn came while it was not polled kept its permits for ever.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_stops_polling_does_not_hold_up_the_rest() {
+    let (limit, calls) = in_flight(1);
+    let layer = idle_layer(limit);
+    let (mut first, mut second, mut third) = (layer.layer(echo()), layer.layer(echo()), layer.layer(echo()));
+    first.ready().await.unwrap();
+    assert!(timeout(IDLE / 10, second.ready()).await.is_err());
+    drop(first);
+    // It is the turn of the second service, which is not polled.
+    assert_eq!(calls.available(), 0);
+    sleep(2 * IDLE).await;
+    assert!(timeout(2 * IDLE, third.ready()).await.is_ok(), "the third is ready");
+    // The second service begins to wait anew, and a call without readiness waits as well.
+    assert!(timeout(IDLE / 10, second.ready()).await.is_err());
+    let call = second.call(7);
+    assert_eq!(third.call(8).await.unwrap(), 8);
+    assert_eq!(call.await.unwrap(), 7);
+    assert_eq!(calls.available(), 1);
+}
+
+/// A service that waits, and is polled, keeps its position however long that takes.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_waits_for_long_keeps_its_position() {
+    let (limit, _calls) = in_flight(1);
+    let layer = idle_layer(limit);
+    let mut ready = layer.layer(echo());
+    ready.ready().await.unwrap();
+    let call = ready.call(0);
+    let order = Arc::new(AtomicU32::new(0));
+    let waits: Vec<_> = (0..3)
+        .map(|expected| {
+            let (mut service, order) = (layer.layer(echo()), order.clone());
+            tokio::spawn(async move {
+                service.ready().await.unwrap();
+                assert_eq!(order.fetch_add(1, Ordering::Relaxed), expected);
+            })
+        })
+        .collect();
+    sleep(20 * IDLE).await;
+    assert_eq!(order.load(Ordering::Relaxed), 0);
+    call.await.unwrap();
+    for wait in waits {
+        wait.await.unwrap();
+    }
+}
+
 /// An idle time of zero had always passed, so a waiting service looked for idle services in an
 /// endless loop.
 #[tokio::test]
