@@ -7,11 +7,13 @@ local function lingers(l)
   return l.kind == kinds[BUCKET] and l.terms[10] > 0
 end
 
--- Returns whether the key of a limit expires before an instant, although a request waits until
--- then. The key of one that lingers may have been kept for an earlier request.
-local function expires_before(l, key, till)
-  if l.kind.expires(l) >= till then return false end
-  return not (is_real and lingers(l) and floor(now / 1000) + call('PTTL', key) > till / 1000)
+-- Returns whether a key is to be kept for a request that is refused until `due`: it would expire
+-- before, and a new state is worse. It may have been kept for an earlier request.
+local function is_to_keep(l, key, value, due)
+  if not lingers(l) then return false end
+  local till = due + SLACK
+  if not value then return true end
+  return l.kind.expires(l) < till and not (is_real and floor(now / 1000) + call('PTTL', key) > till / 1000)
 end
 
 if is_plain then
@@ -43,9 +45,8 @@ if is_plain then
   local is_decided = asks and decided == #KEYS and (wait == 0 or wait > longest)
   for i = 1, is_decided and wait > 0 and #KEYS or 0 do
     local l = limits[i]
-    local till = due + (lingers(l) and SLACK or 0)
-    local is_kept = l.due > now or fields[4 + i] > 0 and values[i] and lingers(l)
-    if is_kept and (not values[i] or expires_before(l, KEYS[i], till)) then is_decided = false end
+    local asks = l.due > now or fields[4 + i] > 0 and values[i]
+    if asks and is_to_keep(l, KEYS[i], values[i], due) then is_decided = false end
   end
   if is_decided then
     -- All keys are read before the first one is written.

@@ -170,9 +170,9 @@ do
       local found, fields = filled(t, level, booked, now, MOST), nil
       if min(found, cap) < need then
         local due, own = reached(t, found, now, need), parse('>d', ARGV[2], 9)
-        local till = due + (t[10] > 0 and SLACK or 0)
         -- A request that may wait, or for which the key is to be kept, is left to the other files.
-        if due - now > min(longest, own) and value and booked + expires_in(t, level, slow) >= till then
+        local stays = t[10] == 0 or value and booked + expires_in(t, level, slow) >= due + SLACK
+        if due - now > min(longest, own) and stays then
           fields = {mode == 1 and 2 or 0, due - now, 1, 0, n}
           local available, full, next_at = left_of(t, min(found, cap_of(t, 1)), now)
           report(fields, 1, available, full, next_at, 0)

@@ -62,8 +62,9 @@
 -- limit has its permits. No limit loses availability by waiting, so that instant is the latest of
 -- the instants of the single limits, except for permits that were given back: see room.lua. A
 -- request that is due within its maximum wait takes its permits as of that instant; any other
--- request changes nothing. If the key of a limit would expire before the instant in the reply, it
--- is kept until a little later. Otherwise the next request would get the same wait again.
+-- request changes nothing, except that the key of a limit that does not start full, or whose
+-- request pays for its own size, is kept until a little later than the instant in the reply.
+-- Otherwise the next request would get the same wait again.
 --
 -- Pause. A request that waits behind a pause is booked in a state that ends with the pause, and so
 -- is the next request behind it. Such bookings are "predicted": both requests get the instant at

@@ -249,14 +249,13 @@ local function reserve(longest, is_shadow, is_behind, wants_state)
       due, tightest = earliest_of_all()
       wait, sets_apart = due - now, false
     end
-    -- Each limit that makes the request wait is kept until the request is due, and so is one that
-    -- lingers. Otherwise a limit that does not start full, or whose request pays for its own size,
-    -- would start anew in the meantime, and the next request would get the same wait again.
+    -- A limit that does not start full, or whose request pays for its own size, is kept until the
+    -- request is due. Otherwise it would start anew in the meantime, and the next request would get
+    -- the same wait again.
     for i = 1, due and count or 0 do
       local l = limits[i]
-      local is_kept = l.n > 0 and (l.kind.due(l, l.at, l.n) > l.now or l.value and lingers(l))
-      local till = due + (lingers(l) and SLACK or 0)
-      if is_kept and (not l.value or expires_before(l, l.key, till)) then
+      local asks = l.n > 0 and (l.value or l.kind.due(l, l.at, l.n) > l.now)
+      if asks and is_to_keep(l, l.key, l.value, due) then
         l.kept, l.changed = max(l.kept, min(due, now + DECADE) + LINGER), true
       end
     end

@@ -607,3 +607,26 @@ fn every_key_expires_and_an_idle_store_is_empty() {
         redis::cmd("DBSIZE").query::<u64>(&mut store.connection).expect("a size") == 0
     });
 }
+
+/// A refusal by several limits wrote the key of a bucket that is full before the others, each time.
+#[test]
+fn a_refusal_writes_no_key_of_a_limit_that_starts_full() {
+    let Some(mut store) = Store::new() else { return };
+    let limits = ["token_bucket 100/d burst 100", "fixed_window 100/7d", "sliding_estimate 100/7d"];
+    let limits = limits.map(Limit::new);
+    let parts = |n| limits.each_ref().map(|limit| limit.part(n, &[]));
+    let script = Script::shared(limits.iter().map(|limit| limit.terms.kind()));
+    let mut call = |n| {
+        let reply = store.query(&script, &command(&script, TRY, None, &parts(n)));
+        let answer = Reply::read(reply, limits.len()).expect("a reply").answer;
+        let stats: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut store.connection).expect("text");
+        let sets = stats.lines().find_map(|line| line.strip_prefix("cmdstat_set:calls="));
+        (answer, sets.and_then(|sets| sets.split(',').next()).map(str::to_owned))
+    };
+    let (granted, first) = call(100);
+    assert_eq!(granted, Answer::Done);
+    for n in [1, 7, 100] {
+        assert_eq!(call(n), (Answer::Refused, first.clone()));
+    }
+}
