@@ -17,8 +17,8 @@ pub struct AllStatus {
     /// a pause. A member may be paused as well.
     pub paused_for: Duration,
     /// The status of each member, in the order in which the members were added; those of a
-    /// `KeyedAllOf` for all keys come first. It counts all requests at the
-    /// member, not only the requests of this `AllOf`.
+    /// `KeyedAllOf` for all keys come first. A status counts all requests at the member, not only
+    /// the requests of this `AllOf`.
     pub members: Vec<(Name, Status)>,
 }
 

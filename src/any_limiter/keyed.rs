@@ -90,8 +90,8 @@ impl<K: 'static> AnyKeyed<K> {
     }
 
     /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
-    /// limiter was open. The members of a `KeyedAllOf` stay open, and a
-    /// limiter over a store closes in this process.
+    /// limiter was open. The members of a `KeyedAllOf` stay open, and a limiter over a store closes
+    /// in this process.
     ///
     /// # Examples
     ///

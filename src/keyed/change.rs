@@ -187,7 +187,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Changes a key limiter together with all keys, whose change began at `at`.
+    /// Changes a key limiter as a part of a change of all keys, which began at `at`.
     ///
     /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: user code
     /// is left in `deferred`.

@@ -49,8 +49,8 @@ use crate::time::Nanos;
 /// How many slots each new key examines for fresh keys, and again for idle key limiters.
 const SWEEP: usize = 4;
 
-/// How often a new key without room searches [`SEARCH`] slots, if there may be room. A shard whose
-/// table is smaller than the others is searched again before all slots of the others were.
+/// The most turns of a new key without room, each of which searches [`SEARCH`] slots. The turns
+/// search a shard with a small table again before they have searched all slots of a larger one.
 const TURNS: usize = 64;
 
 /// How long a key may stay fresh before a new key of its shard forgets it although there is room:

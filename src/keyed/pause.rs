@@ -392,7 +392,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
 
     /// Converts the time at which a pause left all keys empty to the terms that replace the terms
     /// of this shard at `at`. `change` converts a state, and returns the new policy. Keys with
-    /// plans have the same time, and get no more permits by it.
+    /// plans share that time, so if a shard has plans the time never becomes an earlier one.
     pub(super) fn convert_emptied(&mut self, at: Nanos, change: impl FnOnce(&P::State) -> P) {
         let Some(empty) = self.emptied().filter(|empty| *empty <= at) else { return };
         let state = emptied_state(&*self.policy, empty);
@@ -416,7 +416,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
                 earlier(at, if_empty.saturating_since(full_at))
             }
             (Some(_), Some(if_empty)) => earlier(at, if_empty.saturating_since(at)).min(empty),
-            // The grants of a window are spaced from the same time on.
+            // The change does not move the time from which the grants of a window are spaced.
             _ => empty,
         });
         if let (Some(since), Some(more)) = (since.max(), &mut self.more) {
@@ -491,8 +491,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Pauses with all keys, at `at`. The caller holds the lock of a
-    /// shard: user code is left in `deferred`.
+    /// Pauses a key limiter together with all keys, at `at`. The caller holds the lock of a shard:
+    /// user code is left in `deferred`.
     fn pause_with_all(self: &Arc<Self>, at: Nanos, until: Nanos, keeps: bool, deferred: &mut Deferred) {
         self.with_all(at, deferred, |line, visit| {
             let (changed, _) = line.pause(visit.rule, until, keeps);

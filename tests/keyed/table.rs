@@ -502,8 +502,8 @@ fn an_exempt_reservation_passes_and_adds_no_key() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A shard whose table is smaller than the others was searched again before all slots of the others
-/// were, and a new key was refused while half of all keys were idle.
+/// Searches for room came back to a shard with a small table before they had come to all slots of
+/// the larger ones, and a new key was refused while half of all keys were idle.
 #[test]
 fn a_full_table_of_idle_keys_takes_as_many_new_keys() {
     for max_keys in [513, 700, 1_000, 2_000] {

@@ -603,8 +603,7 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
     }
 }
 
-/// A limiter whose store is away: a share decides each request. What is given back goes to the
-/// store.
+/// A limiter whose store is away: a share decides each request, and refunds go to the store.
 #[derive(Debug)]
 struct Away {
     share: AnyLimiter,

@@ -278,7 +278,7 @@ impl Timer for FewSleeps {
     }
 }
 
-/// A service whose turn came while it was not polled kept its permits for ever.
+/// A service that was not polled when its turn came kept the permits of that turn for ever.
 #[tokio::test(start_paused = true)]
 async fn a_service_that_stops_polling_does_not_hold_up_the_rest() {
     let (limit, calls) = in_flight(1);

@@ -150,6 +150,7 @@ pub(crate) async fn charged_to(url: &str, tag: &str) -> u64 {
             Ok(status) => return LIMIT - status.members[0].1.available,
             Err(error) => assert!(begun.elapsed() < HANG, "no status: {error}, {:?}", store.trouble()),
         }
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
