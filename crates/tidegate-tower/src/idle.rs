@@ -3,15 +3,15 @@
 //!
 //! Each service that is ready or waits has a [`Slot`] with its reservation. The slot is in a list,
 //! sorted by the time at which the service counts as idle. A service that waits checks the lists:
-//! it takes the reservations that are due out of the slots whose time has come, and gives them
-//! back. While it waits, it wakes up at the next time in the list of the ready services, and at
-//! least once in the idle time. So idle permits need no task and no thread, and if no service
-//! waits, nothing happens.
+//! it takes the reservations out of the due slots whose time has come, and gives them back. While
+//! the service waits, it wakes up at the next time in the list of due slots, and at least once in
+//! the idle time. So idle permits need no task and no thread, and if no service waits, nothing
+//! happens.
 //!
 //! | a slot | the list | next |
 //! |---|---|---|
 //! | of a ready service, listed at *T* | has (*T*, slot) | called: empty, off the list. Dropped: given back, off the list. At *T*, if another service waits: given back, off the list |
-//! | of a waiting service, listed at *T* | that of the waiting services has (*T*, slot) | polled: empty, off the list, then listed anew. Dropped: as above. At *T*, if another service waits and the reservation is due: given back, off the list; if it is not due: listed anew |
+//! | of a waiting service, listed at *T* | that of the waiting services has (*T*, slot) | polled: empty, off the list, then listed anew. Dropped: as above. At *T*, if another service waits: listed anew; if the reservation is due, like the slot of a ready service |
 //! | empty | may have an older (*T*, slot), just being removed | ready, or waits: listed anew |
 //!
 //! Between the removal of a slot from the list and its emptying, the service may be called and the
@@ -49,7 +49,8 @@ type Listed = (Nanos, u64);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Stage {
     Waits,
-    Ready,
+    /// The service is ready, or its permits are due and it was not polled since.
+    Due,
 }
 
 /// The slots of a layer that can become idle.
@@ -61,7 +62,7 @@ pub(crate) struct Idle {
 
 #[derive(Default)]
 struct List {
-    ready: BTreeMap<Listed, Arc<Slot>>,
+    due: BTreeMap<Listed, Arc<Slot>>,
     waiting: BTreeMap<Listed, Arc<Slot>>,
     next: u64,
 }
@@ -70,7 +71,7 @@ impl List {
     fn of(&mut self, stage: Stage) -> &mut BTreeMap<Listed, Arc<Slot>> {
         match stage {
             Stage::Waits => &mut self.waiting,
-            Stage::Ready => &mut self.ready,
+            Stage::Due => &mut self.due,
         }
     }
 }
@@ -127,13 +128,16 @@ impl Slot {
         Some(reservation)
     }
 
-    /// Takes the reservation if it is due and the slot is still listed as `as_listed`. If it is not
-    /// due, lists the slot anew.
+    /// Takes the reservation if the slot is still listed as `as_listed`. Lists the slot of a
+    /// service that waits anew: if its permits are due, with the slots of ready services.
     fn take_listed(self: &Arc<Self>, as_listed: Listed, idle: &Idle) -> Option<AnyReservation> {
         let due = idle.due();
         let mut slot = lock(&self.0);
         let held = slot.as_mut().filter(|held| held.listed == Some(as_listed))?;
-        if held.stage == Stage::Waits && !held.reservation.due_in().is_zero() {
+        if held.stage == Stage::Waits {
+            if held.reservation.due_in().is_zero() {
+                held.stage = Stage::Due;
+            }
             held.listed = Some(idle.add(self, held.stage, due));
             return None;
         }
@@ -169,14 +173,14 @@ impl Idle {
             let mut list = lock(&self.list);
             list.of(stage).first_entry().filter(|first| first.key().0 <= now).map(OccupiedEntry::remove_entry)
         };
-        while let Some((listed, slot)) = idle(Stage::Ready).or_else(|| idle(Stage::Waits)) {
+        while let Some((listed, slot)) = idle(Stage::Due).or_else(|| idle(Stage::Waits)) {
             // Outside of the list's lock: giving permits back wakes other requests.
             if let Some(reservation) = slot.take_listed(listed, self) {
                 give_back(reservation);
             }
         }
         let due = self.due();
-        lock(&self.list).ready.first_key_value().map_or(due, |(first, _)| first.0.min(due))
+        lock(&self.list).due.first_key_value().map_or(due, |(first, _)| first.0.min(due))
     }
 
     pub(crate) fn sleep_until(&self, at: Nanos) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -43,10 +43,13 @@ use crate::service::take_ready;
 /// that was not called for this long are given back, too, as soon as another service of this layer
 /// waits. If the idle service is called after all, its request waits for new permits.
 ///
-/// A service that stops polling while it waits keeps its position in the queue until it is dropped.
-/// Permits that are due meanwhile count like those of a ready service: they are given back if the
-/// service is not polled for the idle time and another one waits. Without
-/// [`idle_after`](ReadyRateLimitLayer::idle_after) it keeps them as well.
+/// A service that stops polling while it waits keeps its position in the queue until it is dropped,
+/// and keeps the permits that are due meanwhile. With
+/// [`idle_after`](ReadyRateLimitLayer::idle_after) such permits are given back as well, if the
+/// service is not polled for the idle time and another one waits. A service that waits for
+/// permits in use then gives up its position, because it is unknown when these are due. A service
+/// that is polled when it wakes up keeps its position: with this setting it wakes up once in the
+/// idle time.
 ///
 /// # Fairness
 ///
@@ -265,7 +268,7 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
                     };
                     match Pin::new(&mut reservation).poll(context) {
                         Poll::Ready(Ok(_)) => {
-                            self.slot.put(reservation, Stage::Ready, idle);
+                            self.slot.put(reservation, Stage::Due, idle);
                             *state = State::Ready;
                             continue;
                         }

@@ -299,30 +299,20 @@ async fn a_service_that_stops_polling_does_not_hold_up_the_rest() {
     assert_eq!(calls.available(), 1);
 }
 
-/// A service that waits, and is polled, keeps its position however long that takes.
+/// A service that is not polled keeps its position while its permits are not due.
 #[tokio::test(start_paused = true)]
 async fn a_service_that_waits_for_long_keeps_its_position() {
-    let (limit, _calls) = in_flight(1);
-    let layer = idle_layer(limit);
-    let mut ready = layer.layer(echo());
-    ready.ready().await.unwrap();
-    let call = ready.call(0);
-    let order = Arc::new(AtomicU32::new(0));
-    let waits: Vec<_> = (0..3)
-        .map(|expected| {
-            let (mut service, order) = (layer.layer(echo()), order.clone());
-            tokio::spawn(async move {
-                service.ready().await.unwrap();
-                assert_eq!(order.fetch_add(1, Ordering::Relaxed), expected);
-            })
-        })
-        .collect();
-    sleep(20 * IDLE).await;
-    assert_eq!(order.load(Ordering::Relaxed), 0);
-    call.await.unwrap();
-    for wait in waits {
-        wait.await.unwrap();
-    }
+    let rate = Rate::new(1, 100 * IDLE).unwrap();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(rate, 1), TokioClock::new());
+    let layer = ReadyRateLimitLayer::plain(limiter).idle_after_on(IDLE, TokioClock::new());
+    let (mut first, mut second, mut third) = (layer.layer(echo()), layer.layer(echo()), layer.layer(echo()));
+    assert_eq!(first.ready().await.unwrap().call(0).await.unwrap(), 0);
+    assert_eq!(poll_ready(&mut second), Poll::Pending);
+    assert!(timeout(90 * IDLE, third.ready()).await.is_err());
+    sleep(10 * IDLE).await;
+    // The permit has just become due.
+    assert_eq!(poll_ready(&mut third), Poll::Pending);
+    assert_eq!(poll_ready(&mut second), Poll::Ready(true));
 }
 
 /// An idle time of zero had always passed, so a waiting service looked for idle services in an

@@ -90,10 +90,10 @@ impl TokenBucket {
 
     /// Creates a bucket for `burst` permits that accrue at `rate`. It starts full.
     ///
-    /// With a burst of 0 nothing is granted, except at [`Rate::UNLIMITED`]: a request for one permit
-    /// waits until the burst is [changed](crate::RateLimiter::change), possibly for ever. Tokens
-    /// accrue no faster than one in a 16th of a nanosecond: a higher rate counts as 16,000,000,000
-    /// per second.
+    /// With a burst of 0 nothing is granted, except at [`Rate::UNLIMITED`]: a request for one
+    /// permit waits until the burst is [changed](crate::RateLimiter::change), possibly for ever.
+    /// Tokens accrue no faster than one in a 16th of a nanosecond: a higher rate counts as
+    /// 16,000,000,000 per second.
     ///
     /// # Panics
     ///
