@@ -392,7 +392,9 @@ pub use all_of::KeyedAllOf;
 pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
-pub use any_limiter::{AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, KeyedLimiter, Limiter, Reserved};
+pub use any_limiter::{
+    AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, FetchStatus, KeyedLimiter, Limiter, Reserved,
+};
 pub use cancel::{CancelToken, Cancellable};
 #[cfg(feature = "tokio")]
 #[doc(inline)]

@@ -17,6 +17,7 @@ pub use keyed::{AnyKeyed, KeyedLimiter};
 pub use of_key::OfKey;
 
 use std::fmt;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -138,6 +139,12 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// Returns a snapshot of the limiter. A single limiter is its own only member, with the name
     /// `limit`.
     fn status(&self) -> AllStatus;
+
+    /// Returns a snapshot like [`status`](Limiter::status), by a future that waits for the store.
+    /// By default it is ready at once.
+    fn fetch_status(&self) -> FetchStatus {
+        Box::pin(ready(Ok(self.status())))
+    }
 
     /// Grants no request until the [end](Pause::end) of the pause.
     ///
@@ -387,10 +394,38 @@ impl AnyLimiter {
     }
 
     /// Returns a snapshot of the limiter and of each of its members. A single limiter is its own
-    /// only member, with the name `limit`.
+    /// only member, with the name `limit`. A limiter over a network blocks the thread until the
+    /// store has replied; in a task, await [`fetch_status`](AnyLimiter::fetch_status).
     #[must_use]
     pub fn status(&self) -> AllStatus {
         self.0.status()
+    }
+
+    /// Returns a snapshot like [`status`](AnyLimiter::status), without blocking the thread: with a
+    /// limiter over a network, the future waits for the store's reply. It changes nothing, and can
+    /// be dropped at any time.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`] if the store did not reply.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tidegate::AllRefusal> {
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter =
+    ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// limiter.try_acquire_many(4)?;
+    /// assert_eq!(limiter.fetch_status().await?.members[0].1.available, 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn fetch_status(&self) -> Result<AllStatus, AllRefusal> {
+        self.0.fetch_status().await
     }
 
     /// Grants no request for the duration `span` from now, as a server's `Retry-After` asks for.
@@ -525,7 +560,7 @@ impl AnyLimiter {
     /// | call | returns |
     /// |---|---|
     /// | [`reserve`](AnyLimiter::reserve) | a reservation that may not be decided yet: then it is due in zero, and a refusal is returned when the reservation is awaited |
-    /// | [`status`](AnyLimiter::status) | the names, limits and rates, and that nothing is available |
+    /// | [`status`](AnyLimiter::status) | the names, limits and rates, and that nothing is available: await [`fetch_status`](AnyLimiter::fetch_status) |
     /// | [`keep_at_most`](AnyLimiter::keep_at_most) | 0, and the request is sent to the store |
     /// | [`resume`](AnyLimiter::resume) | `false`, and the request is sent to the store |
     /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) if the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
@@ -579,6 +614,9 @@ impl fmt::Debug for AnyLimiter {
 /// Panics if it is polled again after it was ready.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAny(Answer);
+
+/// The future of [`Limiter::fetch_status`]: a snapshot, or a refusal if the store did not reply.
+pub type FetchStatus = Pin<Box<dyn Future<Output = Result<AllStatus, AllRefusal>> + Send>>;
 
 type BoxedWait = Pin<Box<dyn Future<Output = Result<AllPermits, AllRefusal>> + Send>>;
 

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Refusal, Request, Reserved, Status,
+    DefaultClock, Events, FetchStatus, Grant, Left, Limiter, Nanos, Pause, Refusal, Request, Reserved,
+    Status,
 };
 use tokio::sync::Notify;
 
@@ -429,6 +430,11 @@ impl Limiter for StoreCountingLimit {
         let nothing = Left::new(self.limit().into(), 0);
         let state = self.0.store.block_on(self.1, StoreCountingLimit::status(self));
         state.and_then(Result::ok).unwrap_or_else(|| self.status_of(nothing, Duration::ZERO))
+    }
+
+    fn fetch_status(&self) -> FetchStatus {
+        let this = self.clone();
+        Box::pin(async move { StoreCountingLimit::status(&this).await })
     }
 
     /// Applies to all processes. The message is not waited for. Permits that are out stay out.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, DefaultClock,
-    Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status, Timer,
+    Events, FetchStatus, Limiter, Nanos, Pause, QueueBounds, Refusal, Status, Timer,
 };
 
 pub use builder::LimiterBuilder;
@@ -695,6 +695,11 @@ impl Limiter for StoreLimiter {
             });
             AllStatus::new(members).waiting(self.0.waiting())
         })
+    }
+
+    fn fetch_status(&self) -> FetchStatus {
+        let this = self.clone();
+        Box::pin(async move { StoreLimiter::status(&this).await })
     }
 
     /// Pauses all processes, without waiting for the reply. Bookings that were made before are

@@ -107,6 +107,21 @@ async fn a_counting_limit_blocks_the_only_thread_no_longer_than_allowed() {
     assert_eq!(refused.refusal(), Some(Refusal::InUse { limit: 1 }));
 }
 
+/// `status` of a handle for tasks reports that nothing is available.
+#[tokio::test]
+async fn a_task_fetches_the_status_of_any_limiter() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limiter = limiter(&store, "fixed_window 10/h").non_blocking();
+    let in_use = AnyLimiter::from(store.counting("jobs", 5).build().unwrap()).non_blocking();
+    let _ = limiter.acquire_now(3).await.unwrap();
+    let _held = in_use.acquire_now(2).await.unwrap();
+    for (limiter, available) in [(limiter, 7), (in_use, 3)] {
+        assert_eq!(limiter.fetch_status().await.unwrap().members[0].1.available, available);
+        assert_eq!(limiter.status().members[0].1.available, 0);
+    }
+}
+
 /// An hour of paused time.
 #[tokio::test(start_paused = true)]
 async fn a_blocked_thread_follows_the_paused_time_of_its_runtime() {
