@@ -595,6 +595,12 @@ impl AnyLimiter {
     }
 }
 
+impl<L: Limiter> From<L> for AnyLimiter {
+    fn from(limiter: L) -> AnyLimiter {
+        AnyLimiter::new(limiter)
+    }
+}
+
 impl fmt::Debug for AnyLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("AnyLimiter").field(&self.0).finish()

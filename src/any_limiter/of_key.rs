@@ -7,7 +7,7 @@ use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::single::{
     Single, charged, check_name, refused, single_request, status_of, waited, with_status,
 };
-use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
+use crate::any_limiter::{AcquireAny, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
 use crate::keyed::pause::Hold;
@@ -133,16 +133,5 @@ where
 impl<K: fmt::Debug, P: Policy + Clone, C: Timer> fmt::Debug for OfKey<K, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OfKey").field("key", &self.key).field("keys", &self.keys).finish()
-    }
-}
-
-impl<K, P, C> From<OfKey<K, P, C>> for AnyLimiter
-where
-    K: Hash + Eq + Clone + fmt::Debug + Send + Sync + 'static,
-    P: Policy + Clone,
-    C: Timer + Clone,
-{
-    fn from(key: OfKey<K, P, C>) -> AnyLimiter {
-        AnyLimiter::new(key)
     }
 }

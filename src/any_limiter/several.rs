@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
-use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Reserved};
+use crate::any_limiter::{AcquireAny, AnyReservation, Limiter, Reserved};
 use crate::clock::Timer;
 use crate::grant::Grant;
 use crate::limiter::Pause;
@@ -96,11 +96,5 @@ impl<C: Timer> Reserved for Several<C> {
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         self.0.settle_as(used)
-    }
-}
-
-impl<C: Timer> From<AllOf<C>> for AnyLimiter {
-    fn from(all: AllOf<C>) -> AnyLimiter {
-        AnyLimiter::new(all)
     }
 }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Reserved};
+use crate::any_limiter::{AcquireAny, AnyReservation, Limiter, Reserved};
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::Grant;
@@ -203,11 +203,5 @@ impl<P: Policy, C: Timer> Reserved for Single<P, C> {
         let used = cost(used, self.reservation.permits())?;
         self.reservation.settle(used);
         Ok(())
-    }
-}
-
-impl<P: Policy, C: Timer> From<RateLimiter<P, C>> for AnyLimiter {
-    fn from(limiter: RateLimiter<P, C>) -> AnyLimiter {
-        AnyLimiter::new(limiter)
     }
 }

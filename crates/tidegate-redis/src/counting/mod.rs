@@ -481,12 +481,6 @@ impl Limiter for StoreCountingLimit {
     }
 }
 
-impl From<StoreCountingLimit> for AnyLimiter {
-    fn from(limit: StoreCountingLimit) -> AnyLimiter {
-        AnyLimiter::new(limit)
-    }
-}
-
 impl fmt::Debug for StoreCountingLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreCountingLimit")

@@ -760,9 +760,3 @@ impl Limiter for StoreLimiter {
         (self.1 == Blocks::Yes).then(|| AnyLimiter::new(StoreLimiter(self.0.clone(), Blocks::No)))
     }
 }
-
-impl From<StoreLimiter> for AnyLimiter {
-    fn from(limiter: StoreLimiter) -> AnyLimiter {
-        AnyLimiter::new(limiter)
-    }
-}
