@@ -91,7 +91,7 @@ impl Limits {
         };
         let request = AllRequest::new().cost("tokens", tokens).priority(TENANTS[tenant].priority);
         let mut all = self.all.reserve(request)?;
-        waited[1] = (&mut all).await?;
+        waited[1] = (&mut all).await?.waited();
         Ok(Permit { own, all, waited })
     }
 

@@ -11,6 +11,7 @@ use crate::all_of::weights::Weights;
 use crate::all_of::{AllRefusal, AllRequest, AllStatus, blame, left};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
+use crate::grant::Grant;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::settle::claim_to_settle;
@@ -19,6 +20,7 @@ use crate::line::answer::Receipt;
 use crate::line::deferred::{Payload, resume_panic, run};
 use crate::line::grants::{Granted, Tracked};
 use crate::sync::lock;
+use crate::time::Nanos;
 
 /// A position in the queue of an [`AllOf`](crate::AllOf), taken at once by
 /// [`AllOf::reserve`](crate::AllOf::reserve). It is a [`Reservation`](crate::Reservation) of
@@ -29,8 +31,8 @@ use crate::sync::lock;
 /// grant until the reservation is settled or dropped.
 ///
 /// Await `&mut` the reservation, and keep the reservation until the work is done. A reservation
-/// that is awaited by value yields a [`Duration`] and is dropped: its permits of a `CountingLimit`
-/// go back before the work begins.
+/// that is awaited by value yields a [`Grant`] and is dropped: its permits of a `CountingLimit` go
+/// back before the work begins.
 ///
 /// # Cancel safety
 ///
@@ -92,14 +94,19 @@ impl<C: Timer> AllReservation<C> {
     }
 
     /// Returns the result of the wait, and keeps what was granted.
-    fn answer(&mut self, answer: Result<Receipt<AllCharge>, Refusal>) -> Result<Duration, AllRefusal> {
+    fn answer(&mut self, answer: Result<Receipt<AllCharge>, Refusal>) -> Result<Grant, AllRefusal> {
         match answer {
             Ok(Receipt { waited, granted }) => {
                 self.keep(granted);
-                Ok(waited.as_duration())
+                Ok(self.grant(waited))
             }
             Err(refusal) => Err(blame(&self.pending.shared, self.pending.ask(), refusal)),
         }
+    }
+
+    /// The grant, whose number of permits is that of [`AllPermits`](crate::AllPermits::permits).
+    fn grant(&self, waited: Nanos) -> Grant {
+        Grant::new(if self.exempt { 0 } else { self.pending.ask().others }, waited)
     }
 
     /// Returns how long until the reservation is due, if nothing changes; zero if it is due or was
@@ -123,8 +130,8 @@ impl<C: Timer> AllReservation<C> {
         self.claimed.is_some()
     }
 
-    /// Blocks the calling thread until the reservation is due, and claims it. Returns the time
-    /// since the reservation was made, or zero if it was claimed before.
+    /// Blocks the calling thread until the reservation is due, and claims it. The
+    /// [`Grant`] is the same as that of awaiting it.
     ///
     /// Do not call this method from a task: it blocks the executor's thread. It needs no runtime.
     ///
@@ -133,16 +140,17 @@ impl<C: Timer> AllReservation<C> {
     /// The errors of awaiting the reservation, and [`Refusal::Cancelled`] if the call runs under a
     /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps its
     /// position.
-    pub fn blocking_claim(&mut self) -> Result<Duration, AllRefusal> {
+    pub fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         if self.claimed.is_some() {
-            return Ok(Duration::ZERO);
+            return Ok(self.grant(Nanos::ZERO));
         }
         let answer = blocking::acquire(&mut self.pending);
         self.answer(answer)
     }
 
     /// Settles the reservation by the numbers of permits that were really used of the members with
-    /// these names. A member that is not named counts as having used the number that was reserved.
+    /// these names. A member that is not named counts as having used the number that was reserved;
+    /// a plain number is that of each rate limiter.
     ///
     /// A rate limiter gets unused permits back, and charges permits used beyond the reservation;
     /// waiters are moved at once. The call is over: permits of a
@@ -159,35 +167,17 @@ impl<C: Timer> AllReservation<C> {
     /// [`AllRefusal::NoMember`] if a name is unknown. Then a claimed reservation has used the
     /// permits that were reserved. An unclaimed reservation gives up its position, and charges
     /// nothing.
-    pub fn settle(
-        mut self,
-        used: impl IntoIterator<Item = (impl AsRef<str>, u32)>,
-    ) -> Result<(), AllRefusal> {
-        let used: Vec<_> = used.into_iter().collect();
-        self.settle_by(|all, rule| {
-            used.iter().try_for_each(|(name, n)| rule.find(name.as_ref()).map(|index| all.set(index, *n)))
-        })
-    }
-
-    /// Like [`settle`](AllReservation::settle), by the costs of a request.
-    pub(crate) fn settle_as(mut self, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.settle_by(|all, rule| rule.set_costs(all, used))
-    }
-
-    /// Settles the reservation. `set` sets what was used, beginning with what was reserved.
-    fn settle_by(
-        &mut self,
-        set: impl Fn(&mut Weights, &All<C>) -> Result<(), AllRefusal>,
-    ) -> Result<(), AllRefusal> {
+    pub fn settle<'a>(mut self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        let used = used.into();
         let all_used = |this: &Self| {
             let mut all = this.pending.ask().clone();
-            set(&mut all, &this.pending.shared.rule).map(|()| all)
+            this.pending.shared.rule.set_costs(&mut all, &used).map(|()| all)
         };
-        let (mut all, mut panic) = (all_used(self)?, None);
+        let (mut all, mut panic) = (all_used(&self)?, None);
         if !self.exempt && all.iter().any(|n| *n > 0) {
             // Otherwise its permits would first go to the next in line. A claim may reserve more.
             claim_to_settle(&mut panic, || self.claim());
-            all = all_used(self)?;
+            all = all_used(&self)?;
         }
         self.used(&all, panic);
         Ok(())
@@ -235,11 +225,6 @@ impl<C: Timer> AllReservation<C> {
         Some(left(&self.pending.shared, charge))
     }
 
-    /// The permits that [`AllPermits::permits`](crate::AllPermits::permits) reports for this grant.
-    pub(crate) fn permits(&self) -> u32 {
-        if self.exempt { 0 } else { self.pending.ask().others }
-    }
-
     /// Returns the number of permits of each member that were reserved, in the order in which the
     /// members were added.
     pub fn costs(&self) -> impl Iterator<Item = (&str, u32)> {
@@ -248,8 +233,8 @@ impl<C: Timer> AllReservation<C> {
     }
 }
 
-/// Waits until the reservation is due and claims it. Returns the time since the reservation was
-/// made, or zero if it was claimed before.
+/// Waits until the reservation is due and claims it. The [`Grant`] has the time since the
+/// reservation was made, or zero if it was claimed before.
 ///
 /// Await `&mut reservation` to keep the reservation. A reservation that is awaited by value is
 /// dropped: its permits of a [`CountingLimit`](crate::CountingLimit) go back, and its cost cannot
@@ -264,12 +249,12 @@ impl<C: Timer> AllReservation<C> {
 /// Panics with the default clock if it has to wait in a tokio runtime without a time driver. Also
 /// panics if it is polled again after it was refused.
 impl<C: Timer> Future for AllReservation<C> {
-    type Output = Result<Duration, AllRefusal>;
+    type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         if this.claimed.is_some() {
-            return Poll::Ready(Ok(Duration::ZERO));
+            return Poll::Ready(Ok(this.grant(Nanos::ZERO)));
         }
         let answer = ready!(this.pending.poll(Poller::Task(context.waker())));
         Poll::Ready(this.answer(answer))

@@ -15,7 +15,6 @@ use crate::counting::line::Pool;
 use crate::error::Refusal;
 use crate::grant::{Grant, Left};
 use crate::limiter::{Events, Pause, StoreEvent};
-use crate::time::Nanos;
 
 /// A limit of permits in use, as the only member of a composite. The composite adds the maximum
 /// waits, the priorities and the pauses that a counting limit lacks.
@@ -181,19 +180,11 @@ impl Limiter for InUse {
 /// A reservation of the composite.
 struct ReservedInUse(AllReservation<DefaultClock>);
 
-impl ReservedInUse {
-    fn grant(&self, waited: Duration) -> Grant {
-        Grant::new(self.0.permits(), Nanos::from_duration(waited))
-    }
-}
-
 impl Future for ReservedInUse {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let answer = Pin::new(&mut this.0).poll(context).map_err(single_refusal);
-        answer.map_ok(|waited| this.grant(waited))
+        Pin::new(&mut self.get_mut().0).poll(context).map_err(single_refusal)
     }
 }
 
@@ -203,7 +194,7 @@ impl Reserved for ReservedInUse {
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        self.0.blocking_claim().map(|waited| self.grant(waited)).map_err(single_refusal)
+        self.0.blocking_claim().map_err(single_refusal)
     }
 
     fn left(&self) -> Option<AllStatus> {

@@ -1,7 +1,5 @@
 //! An [`AllOf`] without type parameters.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
@@ -9,7 +7,6 @@ use crate::any_limiter::{AcquireAny, AnyReservation, Limiter, Reserved};
 use crate::clock::Timer;
 use crate::grant::Grant;
 use crate::limiter::Pause;
-use crate::time::Nanos;
 
 impl<C: Timer> Limiter for AllOf<C> {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
@@ -25,7 +22,7 @@ impl<C: Timer> Limiter for AllOf<C> {
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        Ok(AnyReservation::new(Several(AllOf::reserve(self, request.clone())?)))
+        AllOf::reserve(self, request.clone()).map(AnyReservation::new)
     }
 
     fn status(&self) -> AllStatus {
@@ -62,39 +59,20 @@ impl<C: Timer> Limiter for AllOf<C> {
     }
 }
 
-/// The reservation of a composite.
-struct Several<C: Timer>(AllReservation<C>);
-
-impl<C: Timer> Several<C> {
-    fn grant(&self, waited: Duration) -> Grant {
-        Grant::new(self.0.permits(), Nanos::from_duration(waited))
-    }
-}
-
-impl<C: Timer> Future for Several<C> {
-    type Output = Result<Grant, AllRefusal>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let answer = Pin::new(&mut this.0).poll(context);
-        answer.map_ok(|waited| this.grant(waited))
-    }
-}
-
-impl<C: Timer> Reserved for Several<C> {
+impl<C: Timer> Reserved for AllReservation<C> {
     fn due_in(&self) -> Duration {
-        self.0.due_in()
+        self.due_in()
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        self.0.blocking_claim().map(|waited| self.grant(waited))
+        self.blocking_claim()
     }
 
     fn left(&self) -> Option<AllStatus> {
-        self.0.left()
+        self.left()
     }
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.0.settle_as(used)
+        AllReservation::settle(*self, used.clone())
     }
 }

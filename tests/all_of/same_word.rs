@@ -92,15 +92,16 @@ impl From<Result<tidegate::Grant, Refusal>> for AnswerOf {
     }
 }
 
-impl From<Result<Duration, AllRefusal>> for AnswerOf {
-    fn from(answer: Result<Duration, AllRefusal>) -> AnswerOf {
-        AnswerOf(answer.map_err(|refusal| refusal.refusal().expect("all names are members")))
+impl From<Result<tidegate::Grant, AllRefusal>> for AnswerOf {
+    fn from(answer: Result<tidegate::Grant, AllRefusal>) -> AnswerOf {
+        answer.map_err(|refusal| refusal.refusal().expect("all names are members")).into()
     }
 }
 
 impl From<Result<tidegate::AllPermits, AllRefusal>> for AnswerOf {
     fn from(answer: Result<tidegate::AllPermits, AllRefusal>) -> AnswerOf {
-        answer.map(|permits| permits.waited()).into()
+        let answer = answer.map(|permits| permits.waited());
+        AnswerOf(answer.map_err(|refusal| refusal.refusal().expect("all names are members")))
     }
 }
 
