@@ -190,9 +190,11 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         resume_panic(panic);
     }
 
-    /// Gives up the position, or the permits if they were not claimed, like dropping the
-    /// reservation.
-    pub fn cancel(self) {}
+    /// Takes back the whole reservation, as far as possible: for a call that failed or was not
+    /// made. Like [`settle`](Reservation::settle) with 0.
+    pub fn settle_unused(self) {
+        self.settle(0);
+    }
 
     pub(crate) fn status(&self) -> Status {
         self.pending.shared.status()
