@@ -197,6 +197,63 @@ pub trait Events: Send + Sync + 'static {
     }
 }
 
+/// Makes observers of these events: a pair notifies its first observer and then its second, and an
+/// `Arc` notifies its content.
+macro_rules! forward {
+    ($($event:ident($($argument:ident: $type:ty),*);)*) => {
+        /// Notifies the first observer, then the second.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use std::sync::Arc;
+        /// use tidegate::{Events, ManualClock, Rate, RateLimiter, Refusal, Statistics, TokenBucket};
+        ///
+        /// struct Log;
+        ///
+        /// impl Events for Log {
+        ///     fn refused(&self, _permits: u64, refusal: &Refusal) {
+        ///         eprintln!("{refusal}");
+        ///     }
+        /// }
+        ///
+        /// let statistics = Arc::new(Statistics::new());
+        /// let policy = TokenBucket::new(Rate::per_second(5), 1);
+        /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+        /// limiter.observe(Arc::new((statistics.clone(), Log)));
+        /// let (_granted, _logged) = (limiter.try_acquire(), limiter.try_acquire());
+        /// assert_eq!(statistics.snapshot().limited, 1);
+        /// ```
+        #[deny(clippy::missing_trait_methods)]
+        impl<A: Events, B: Events> Events for (A, B) {
+            $(fn $event(&self, $($argument: $type),*) {
+                self.0.$event($($argument),*);
+                self.1.$event($($argument),*);
+            })*
+        }
+
+        #[deny(clippy::missing_trait_methods)]
+        impl<E: Events + ?Sized> Events for Arc<E> {
+            $(fn $event(&self, $($argument: $type),*) {
+                (**self).$event($($argument),*);
+            })*
+        }
+    };
+}
+
+forward! {
+    granted(permits: u64, waited: Duration);
+    refused(permits: u64, refusal: &Refusal);
+    cancelled(permits: u64, waited: Duration);
+    shadowed(permits: u64, refusal: &Refusal);
+    exempted(permits: u64);
+    paused(remaining: Duration);
+    resumed();
+    degraded(permits: u64);
+    near_limit(name: &str, left: &Left);
+    store(event: &StoreEvent);
+}
+
 /// What happened at the store of a limiter over a network, reported to [`Events::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -160,7 +160,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     }
 
     /// Sets the observer, which is notified of every call from now on. Returns `false`, and changes
-    /// nothing, if the limiter has an observer already.
+    /// nothing, if the limiter has an observer already: to notify several observers, set a pair of
+    /// them.
     ///
     /// All clones of a limiter share the observer. A limiter without an observer pays nothing for
     /// this feature. With one, each call takes a few more instructions, and still no lock while no
