@@ -82,37 +82,56 @@ pub trait KeyEvents<K>: Send + Sync + 'static {
 /// Creates the observer of one key.
 type ObserverOf<K> = dyn Fn(K) -> Arc<dyn Events> + Send + Sync;
 
-/// The observer of all keys.
+/// The observers of all keys: one, or one of each kind.
 pub(crate) enum KeyedObserver<K> {
     /// The observer does not receive the key.
     All(Arc<dyn Events>),
     /// The observer receives the key. This is a function, because most of the table does not know
     /// that keys can be shared between threads.
-    Key(Arc<ObserverOf<K>>),
+    Key { of: Arc<ObserverOf<K>>, all: Option<Arc<dyn Events>> },
 }
 
 impl<K> Clone for KeyedObserver<K> {
     fn clone(&self) -> Self {
         match self {
-            KeyedObserver::All(events) => KeyedObserver::All(events.clone()),
-            KeyedObserver::Key(of) => KeyedObserver::Key(of.clone()),
+            KeyedObserver::All(all) => KeyedObserver::All(all.clone()),
+            KeyedObserver::Key { of, all } => KeyedObserver::Key { of: of.clone(), all: all.clone() },
         }
     }
 }
 
 impl<K> KeyedObserver<K> {
-    pub(super) fn with_key(events: Arc<dyn KeyEvents<K>>) -> Self
+    /// These observers with another one that does not receive the key.
+    pub(super) fn with_all(this: Option<&Self>, all: Arc<dyn Events>) -> Self {
+        match this {
+            Some(KeyedObserver::Key { of, .. }) => KeyedObserver::Key { of: of.clone(), all: Some(all) },
+            Some(KeyedObserver::All(_)) | None => KeyedObserver::All(all),
+        }
+    }
+
+    /// These observers with another one that receives the key.
+    pub(super) fn with_key(this: Option<&Self>, events: Arc<dyn KeyEvents<K>>) -> Self
     where
         K: Send + Sync + 'static,
     {
-        KeyedObserver::Key(Arc::new(move |key| Arc::new(OneKey { key, events: events.clone() })))
+        let of = move |key| -> Arc<dyn Events> { Arc::new(OneKey { key, events: events.clone() }) };
+        KeyedObserver::Key { of: Arc::new(of), all: this.and_then(KeyedObserver::all).cloned() }
     }
 
-    /// Returns the observer of one key. Clones the key if the observer receives it.
+    /// Returns the observer that does not receive the key.
+    pub(super) fn all(&self) -> Option<&Arc<dyn Events>> {
+        match self {
+            KeyedObserver::All(all) => Some(all),
+            KeyedObserver::Key { all, .. } => all.as_ref(),
+        }
+    }
+
+    /// Returns the observer of one key. Clones the key if an observer receives it.
     pub(super) fn of<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Arc<dyn Events> {
         match self {
-            KeyedObserver::All(events) => events.clone(),
-            KeyedObserver::Key(of) => of(key.to_owned()),
+            KeyedObserver::All(all) => all.clone(),
+            KeyedObserver::Key { of, all: None } => of(key.to_owned()),
+            KeyedObserver::Key { of, all: Some(all) } => Arc::new((all.clone(), of(key.to_owned()))),
         }
     }
 }

@@ -290,8 +290,8 @@ where
     /// own observer, that observer is notified after this one. Observing all keys does not keep a
     /// key from being forgotten.
     ///
-    /// A second observer replaces the first. A limiter without an observer pays one comparison for
-    /// each call.
+    /// A second observer replaces the first; a pair of observers is an observer. A limiter without
+    /// an observer pays one comparison for each call.
     ///
     /// # Examples
     ///
@@ -314,7 +314,8 @@ where
     /// ```
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
-        self.recreate(self.table.when_full, Some(KeyedObserver::All(events)), self.table.plans.clone())
+        let events = KeyedObserver::with_all(self.table.events.as_ref(), events);
+        self.recreate(self.table.when_full, Some(events), self.table.plans.clone())
     }
 
     /// Like [`observed_by`](KeyedRateLimiter::observed_by), for an observer that receives the key
@@ -323,14 +324,15 @@ where
     /// Each call clones its key and makes one allocation. Calls for keys without room that
     /// [share](WhenKeysFull::ShareOne) one limiter are not reported.
     ///
-    /// A second observer replaces the first, whichever of the two methods sets it. For an example,
-    /// see [`KeyEvents`].
+    /// Both kinds of observers may be set, one of each; a second one of the same kind replaces the
+    /// first. For an example, see [`KeyEvents`].
     #[must_use]
     pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
     where
         K: Send + Sync + 'static,
     {
-        self.recreate(self.table.when_full, Some(KeyedObserver::with_key(events)), self.table.plans.clone())
+        let events = KeyedObserver::with_key(self.table.events.as_ref(), events);
+        self.recreate(self.table.when_full, Some(events), self.table.plans.clone())
     }
 
     /// Bounds the requests that wait for all keys together: at most `requests` requests, for at

@@ -317,8 +317,7 @@ where
         };
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
-        if let (Some(remaining), Some(super::events::KeyedObserver::All(events))) = (remaining, &self.events)
-        {
+        if let (Some(remaining), Some(events)) = (remaining, self.observer_of_all()) {
             report(&**events, |events| events.paused(remaining));
         }
     }
@@ -357,7 +356,7 @@ where
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
-        if let (true, Some(super::events::KeyedObserver::All(events))) = (paused, &self.events) {
+        if let (true, Some(events)) = (paused, self.observer_of_all()) {
             report(&**events, |events| events.resumed());
         }
         paused

@@ -240,10 +240,7 @@ where
         let state = policy.start(clock.now());
         let all_waiters = Arc::new(AllWaiters::new());
         // The overflow limiter has no key to report.
-        let all = match &events {
-            Some(KeyedObserver::All(events)) => Some(events.clone()),
-            Some(KeyedObserver::Key(_)) | None => None,
-        };
+        let all = events.as_ref().and_then(KeyedObserver::all).cloned();
         let overflow =
             new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), all, &all_waiters);
         let shard = match plans {
@@ -419,6 +416,11 @@ where
             Found::Limiter(limiter) => limiter.shared.report(tell),
             Found::Known(()) | Found::Unknown => self.report(key, tell),
         }
+    }
+
+    /// Returns the observer of all keys that does not receive the key.
+    pub(super) fn observer_of_all(&self) -> Option<&Arc<dyn Events>> {
+        self.events.as_ref().and_then(KeyedObserver::all)
     }
 
     /// Reports an event to the observer, if there is one. The caller holds no lock of a shard.

@@ -130,9 +130,9 @@ impl KeyEvents<u64> for KeyLog {
 
 #[test]
 fn an_observer_can_get_the_key() -> Result<(), Refusal> {
-    let (keys, clock, unused) = watched(2, WhenKeysFull::RefuseNew);
-    let log = Arc::new(KeyLog::default());
-    let keys = keys.observed_by_key(log.clone());
+    let (keys, clock, without_key) = watched(2, WhenKeysFull::RefuseNew);
+    let (unused, log) = (Arc::new(KeyLog::default()), Arc::new(KeyLog::default()));
+    let keys = keys.observed_by_key(unused.clone()).observed_by_key(log.clone());
     let (granted, refused) = (Event::Granted(1, Duration::ZERO), Event::Refused(1, LIMITED));
     // Through the table.
     keys.try_acquire(&1)?;
@@ -165,7 +165,8 @@ fn an_observer_can_get_the_key() -> Result<(), Refusal> {
             (2, Event::Shadowed(1, LIMITED)),
         ]
     );
-    assert!(unused.take().is_empty(), "the second observer replaces the first");
+    assert!(unused.take().is_empty(), "the second observer of a kind replaces the first");
+    assert_eq!(without_key.take().len(), 11, "one of the other kind is notified as well");
     Ok(())
 }
 
@@ -394,5 +395,31 @@ proptest! {
             waiting = still;
             prop_assert_eq!(told.take(), expected.take());
         }
+    }
+}
+
+/// Both kinds of observers are notified, in whichever order they are set.
+#[test]
+fn observers_with_and_without_the_key_are_notified_side_by_side() {
+    struct Names(Mutex<Vec<u64>>);
+    impl KeyEvents<u64> for Names {
+        fn granted(&self, key: &u64, _permits: u64, _waited: Duration) {
+            self.0.lock().expect("no panic").push(*key);
+        }
+    }
+    for key_first in [true, false] {
+        let policy = TokenBucket::new(Rate::per_second(1), 1);
+        let users: Keys = KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
+        let (names, logs) = (Arc::new(Names(Mutex::default())), [Arc::new(Log::default()), Arc::default()]);
+        let pair = Arc::new((logs[0].clone(), logs[1].clone()));
+        let users = match key_first {
+            true => users.observed_by_key(names.clone()).observed_by(pair),
+            false => users.observed_by(pair).observed_by_key(names.clone()),
+        };
+        assert!(users.try_acquire(&7).is_ok() && users.try_acquire(&7).is_err());
+        users.pause_all_for(SECOND);
+        assert_eq!(*names.0.lock().expect("no panic"), [7]);
+        let events = [Event::Granted(1, Duration::ZERO), Event::Refused(1, LIMITED), Event::Paused(SECOND)];
+        logs.iter().for_each(|log| assert_eq!(log.take(), events));
     }
 }

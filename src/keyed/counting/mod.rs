@@ -173,8 +173,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// [limit](KeyedCountingLimit::limit) of a key has its own observer, that observer is notified
     /// after this one.
     ///
-    /// A second observer replaces the first. A limit without an observer pays one comparison for
-    /// each call.
+    /// A second observer replaces the first; a pair of observers is an observer. A limit without an
+    /// observer pays one comparison for each call.
     ///
     /// # Examples
     ///
@@ -194,21 +194,23 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// ```
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
-        self.recreate(self.limits.of.clone(), Some(KeyedObserver::All(events)))
+        let events = KeyedObserver::with_all(self.limits.events().as_ref(), events);
+        self.recreate(self.limits.of.clone(), Some(events))
     }
 
     /// Like [`observed_by`](KeyedCountingLimit::observed_by), for an observer that receives the key
     /// of each call. The key is cloned for the observer each time a key comes into use, and at each
     /// call for a key without room.
     ///
-    /// A second observer replaces the first, whichever of the two methods sets it. For an example,
-    /// see [`KeyEvents`].
+    /// Both kinds of observers may be set, one of each; a second one of the same kind replaces the
+    /// first. For an example, see [`KeyEvents`].
     #[must_use]
     pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
     where
         K: Send + Sync + 'static,
     {
-        self.recreate(self.limits.of.clone(), Some(KeyedObserver::with_key(events)))
+        let events = KeyedObserver::with_key(self.limits.events().as_ref(), events);
+        self.recreate(self.limits.of.clone(), Some(events))
     }
 
     /// Takes one permit of a key now, or refuses.
