@@ -359,6 +359,11 @@
 #[cfg_attr(not(feature = "config"), doc = "[`PolicyConfig`]: https://docs.rs/tidegate")]
 pub mod algorithms {}
 
+/// The calls of other limiters, and the corresponding ones of this crate.
+///
+#[doc = include_str!("../docs/MIGRATING.md")]
+pub mod migrating {}
+
 pub mod all_of;
 mod any_limiter;
 mod cancel;

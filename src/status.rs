@@ -35,7 +35,8 @@ pub struct Status {
     /// The number of requests that wait. Of the requests that wait in one [`AllOf`](crate::AllOf),
     /// one of each priority counts in each of its members.
     pub waiting: usize,
-    /// The time until a [pause](crate::RateLimiter::pause_for) ends; zero without a pause.
+    /// The time until a [pause](crate::RateLimiter::pause_for) ends; zero without a pause, and
+    /// [`Duration::MAX`] once the limiter is closed.
     pub paused_for: Duration,
 }
 

@@ -459,7 +459,8 @@ impl LimiterConfig {
 
     /// The tag. It has no default: the limits of two configurations would have one key.
     fn tag(&self) -> Result<&str, BuildError> {
-        let allowed = "set for a limit over a store, to a name that no other limit has, such as uploads";
+        let allowed = "set for a limit over a store, to the name by which all processes share this limit, such as \
+                       uploads";
         self.tag.as_deref().ok_or(bad("tag", allowed))
     }
 

@@ -206,7 +206,7 @@ fn a_line_is_written_as_it_is_read() {
 #[test]
 fn errors_say_what_to_write() {
     let line = "fixed_window 5/s store redis://h";
-    let tag = "tag must be set for a limit over a store, to a name that no other limit has, such as uploads";
+    let tag = "tag must be set for a limit over a store, to the name by which all processes share this limit, such as uploads";
     assert_eq!(error(line), tag);
     let away = "must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
     for (tail, message) in [
