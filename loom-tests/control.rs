@@ -232,9 +232,9 @@ fn take_while_time_stands_still(pause: fn(&Single<TokenBucket>)) {
 
 #[test]
 fn a_permit_taken_while_time_stands_still_is_missing_afterwards() {
-    use crate::policy::Policy;
+    use crate::policy::{Policy, Standstill};
     take_while_time_stands_still(|rule| {
-        rule.policy.pause(&rule.state, Nanos::ZERO, SECOND, true);
+        rule.policy.pause(&rule.state, Standstill::keeping(Nanos::ZERO, SECOND));
     });
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::plan::Terms;
 use crate::error::{PolicyError, Refusal};
-use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus, Standstill};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
@@ -168,28 +168,16 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.refund(state, at, n)
     }
 
-    fn pause(&self, state: &P::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        self.policy.pause(state, from, to, keeps_permits)
+    fn pause(&self, state: &P::State, stop: Standstill) -> Option<u64> {
+        self.policy.pause(state, stop)
     }
 
-    fn forecast_pause(
-        &self,
-        state: &P::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
-        self.policy.forecast_pause(state, from, to, keeps_permits)
+    fn forecast_pause(&self, state: &P::State, stop: Standstill) -> Option<Forecast> {
+        self.policy.forecast_pause(state, stop)
     }
 
-    fn full_after_pause(
-        &self,
-        state: &P::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
-        self.policy.full_after_pause(state, from, to, keeps_permits)
+    fn full_after_pause(&self, state: &P::State, stop: Standstill) -> Option<Nanos> {
+        self.policy.full_after_pause(state, stop)
     }
 
     fn permits(&self, charge: P::Charge) -> u32 {

@@ -46,9 +46,8 @@ use crate::limiter::Pause;
 use crate::limiter::events::report;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Standstill;
 use crate::line::rule::{Rule, Single};
-use crate::policy::{Part, Policy, PolicyStatus, limited};
+use crate::policy::{Part, Policy, PolicyStatus, Standstill, limited};
 use crate::status::Status;
 use crate::sync::{ShardedLockReadGuard, lock, read, write};
 use crate::time::Nanos;
@@ -80,6 +79,11 @@ impl Hold {
     /// Returns a hold for a pause that left all keys empty at `at`.
     fn emptied_at(at: Nanos) -> Hold {
         Hold { keeps_permits: false, ended: true, ..Hold::new(at) }
+    }
+
+    /// Returns the rest of the pause.
+    fn rest(&self) -> Standstill {
+        Standstill { from: self.since, to: self.opens, keeps_permits: self.keeps_permits }
     }
 
     /// Returns the time from which grants are spaced after the pause, if the pause ends at `end`
@@ -115,13 +119,12 @@ impl Hold {
 
     /// Returns when a request for `n` permits is due.
     pub(crate) fn due<P: Policy>(&self, policy: &P, state: &P::State, n: u32) -> Nanos {
-        let Hold { since, opens, keeps_permits, ended, .. } = *self;
         let at = self.paced(policy, state, n.into());
         let due = policy.ready_at(state, at, 0, n).max(at);
-        if ended {
+        if self.ended {
             return due;
         }
-        match policy.forecast_pause(state, since, opens, keeps_permits) {
+        match policy.forecast_pause(state, self.rest()) {
             Some(mut forecast) => due.max(policy.predict(state, &mut forecast, n)),
             None => due,
         }
@@ -146,9 +149,9 @@ impl Hold {
 
     /// Returns the status of a state.
     pub(super) fn status<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Status {
-        let &Hold { since, opens, keeps_permits, ended, .. } = self;
+        let &Hold { opens, ended, .. } = self;
         let status = policy.status(state, now);
-        let stands_still = policy.full_after_pause(state, since, opens, keeps_permits).filter(|_| !ended);
+        let stands_still = policy.full_after_pause(state, self.rest()).filter(|_| !ended);
         let full_at = stands_still.unwrap_or(status.full_at).max(self.paced(policy, state, u64::MAX));
         let mut most = if ended { status.available } else { 0 };
         policy.each_part(state, None, &mut |part| {
@@ -184,14 +187,14 @@ fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::St
         let [emptied, new] = [&emptied, &new].map(|state| available(policy, state, at));
         emptied.iter().zip(new).any(|(emptied, new)| *emptied < new)
     };
-    let is_less = empty <= at && policy.pause(&emptied, empty, empty, false).is_some() && has_less();
+    let is_less = empty <= at && policy.pause(&emptied, Standstill::end(empty)).is_some() && has_less();
     is_less.then_some(emptied)
 }
 
 /// Returns the state of a key that a pause left empty at `empty`.
 fn emptied_state<P: Policy>(policy: &P, empty: Nanos) -> P::State {
     let state = policy.restart(empty);
-    policy.pause(&state, empty, empty, false);
+    policy.pause(&state, Standstill::end(empty));
     state
 }
 
@@ -249,8 +252,9 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         let Hold { begin, since, opens, keeps_permits, .. } = hold;
         let (to, ends) = (now.min(opens).max(since), opens <= now && !hold.ended);
         if to > since || ends {
+            let stop = Standstill { from: since, to, keeps_permits: keeps_permits || !ends };
             for (_, policy, state) in shard.entries().iter() {
-                deferred.run(|| policy.pause(state, since, to, keeps_permits || !ends));
+                deferred.run(|| policy.pause(state, stop));
             }
         }
         let mut next = Some(Hold { since: to, ..hold });
@@ -376,7 +380,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         let moved = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
         let later = |empty: Nanos| {
             let stood_still = emptied_state(&*policy, empty);
-            policy.pause(&stood_still, begin, at, true);
+            policy.pause(&stood_still, Standstill::keeping(begin, at));
             empty_since(&*policy, &stood_still, at, moved(empty))
         };
         if let Some(more) = &mut self.more {
@@ -397,7 +401,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         let state = emptied_state(&*self.policy, empty);
         // In a pause time stands still, until `resumes_at` moves the time.
         let begin = self.hold().filter(|hold| !hold.ended).map_or(at, |hold| hold.begin);
-        self.policy.pause(&state, begin, at, true);
+        self.policy.pause(&state, Standstill::keeping(begin, at));
         let policy = change(&state);
         let full_at = |state: &P::State| {
             let mut times = Vec::with_capacity(P::PARTS);
@@ -470,20 +474,20 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Starts with the pause of all keys, as if the limiter had existed before. Runs no waker,
     /// because no request waits yet.
     pub(crate) fn begin_in_hold(&self, hold: Hold) {
-        let Hold { begin, since: from, opens: to, keeps_permits, ended, spaced_from, .. } = hold;
+        let Hold { begin, since, ended, spaced_from, .. } = hold;
         let Single { policy, state } = &self.rule;
         // During the pause, grants are spaced as before it.
         let before = Hold { keeps_permits: !ended, spaced_from, ..hold };
         let mut paces = Vec::new();
         let mut part_index = 0;
         policy.each_part(state, None, &mut |part| {
-            paces.extend(before.spaces(part, from).map(|from| (part_index, from)));
+            paces.extend(before.spaces(part, since).map(|from| (part_index, from)));
             part_index += 1;
         });
         let mut line = lock(&self.line);
         line.begin_spaced(paces);
         if !ended {
-            line.begin_paused(&self.rule, begin, Standstill { from, to, keeps_permits });
+            line.begin_paused(&self.rule, begin, hold.rest());
         }
         self.store_gate_word(&line);
     }

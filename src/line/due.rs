@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::line::index::block_of;
-use crate::line::pause::{Pace, PauseState, Standstill};
+use crate::line::pause::{Pace, PauseState};
 use crate::line::position::{end_of, priority_of};
 use crate::line::priorities::{Class, NO_ENTRY};
 use crate::line::rule::{Rule, Single};
@@ -24,7 +24,7 @@ use crate::line::settings::{KeptShare, Settings};
 use crate::line::sizes::Sizes;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
-use crate::policy::{Crowd, Forecast, Policy};
+use crate::policy::{Crowd, Forecast, Policy, Standstill};
 use crate::time::Nanos;
 
 /// The number of requests that are forecast one by one, at most.
@@ -426,10 +426,8 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
     /// of a pause, in which no permits accrue, nor while grants are spaced after the pause.
     pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>>) -> Nanos {
         let (&Visit { rule, now, .. }, settings) = (visit, &self.settings);
-        let stands_still = settings.pause.as_ref().and_then(|pause| {
-            let Standstill { from, to, keeps_permits } = pause.until(settings.opens);
-            rule.policy.full_after_pause(&rule.state, from, to, keeps_permits)
-        });
+        let rest = settings.pause.as_ref().map(|pause| pause.until(settings.opens));
+        let stands_still = rest.and_then(|stop| rule.policy.full_after_pause(&rule.state, stop));
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
         let paced = settings.paces_to_come(rule);
         let paced = paced.map(|pace| pace.ends(rule));

@@ -50,7 +50,7 @@ use crate::line::rule::Rule;
 use crate::line::undo_log::PerPart;
 use crate::line::{Line, WokenBy};
 use crate::policy::interval::Interval;
-use crate::policy::{Forecast, ticks};
+use crate::policy::{Forecast, Standstill, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -71,15 +71,6 @@ pub(crate) struct PauseState {
 struct Stock {
     part: usize,
     permits: i64,
-}
-
-/// The time in which no permits accrue. Unless the stop keeps the stored permits, the limiter is
-/// empty at its end.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Standstill {
-    pub(crate) from: Nanos,
-    pub(crate) to: Nanos,
-    pub(crate) keeps_permits: bool,
 }
 
 /// How the first grants after a pause are spaced, for a part of the policy that cannot stand still.
@@ -108,13 +99,6 @@ impl PauseState {
     /// Returns the rest of the pause, which ends at `opens`.
     pub(super) fn until(&self, opens: Nanos) -> Standstill {
         Standstill { from: self.since, to: opens, keeps_permits: self.keeps_permits }
-    }
-}
-
-impl Standstill {
-    /// Returns the end of a pause that leaves a limiter empty.
-    pub(super) fn end(at: Nanos) -> Standstill {
-        Standstill { from: at, to: at, keeps_permits: false }
     }
 }
 
@@ -180,7 +164,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 let held = to.saturating_since(from);
                 self.settings.paces.iter_mut().for_each(|pace| *pace = pace.moved_by(held));
                 // The room of a part in which no permits accrue does not shrink.
-                let stop = Standstill { from, to, keeps_permits: true };
+                let stop = Standstill::keeping(from, to);
                 self.pause_parts(rule, stop, |part| rule.full_level(from, part));
             }
             if ends {

@@ -7,10 +7,9 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Standstill;
 use crate::line::sizes::Sizes;
 use crate::policy::part::{self, Part};
-use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
+use crate::policy::{Crowd, Forecast, Policy, PolicyStatus, Standstill};
 use crate::time::Nanos;
 
 /// Decides about requests. The queue adds the waiting.
@@ -440,16 +439,15 @@ impl<P: Policy> Rule for Single<P> {
     }
 
     fn pause(&self, part: usize, stop: Standstill) -> Option<u64> {
-        let Standstill { from, to, keeps_permits } = stop;
-        self.of_part(None, part, |part| part.pause(from, to, keeps_permits))
+        self.of_part(None, part, |part| part.pause(stop))
     }
 
     fn stands_still(&self, part: usize) -> bool {
         self.of_part(None, part, |part| part.stands_still())
     }
 
-    fn forecast_pause(&self, Standstill { from, to, keeps_permits }: Standstill) -> Option<Forecast> {
-        self.policy.forecast_pause(&self.state, from, to, keeps_permits)
+    fn forecast_pause(&self, stop: Standstill) -> Option<Forecast> {
+        self.policy.forecast_pause(&self.state, stop)
     }
 
     fn ready_after_pause(&self, stop: Standstill, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {

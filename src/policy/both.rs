@@ -64,7 +64,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::part::take_all;
-use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus, Standstill};
 use crate::rate::Rate;
 use crate::sync::MAX_RETRIES;
 use crate::time::Nanos;
@@ -369,46 +369,35 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     }
 
     /// Pauses both. Returns no level.
-    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        let first = self.first.pause(&state.first, from, to, keeps_permits);
-        let second = self.second.pause(&state.second, from, to, keeps_permits);
+    fn pause(&self, state: &Self::State, stop: Standstill) -> Option<u64> {
+        let first = self.first.pause(&state.first, stop);
+        let second = self.second.pause(&state.second, stop);
         first.or(second).map(|_| u64::MAX)
     }
 
-    /// A policy that counts in real time is predicted as of `to`.
-    fn forecast_pause(
-        &self,
-        state: &Self::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
-        let first = self.first.forecast_pause(&state.first, from, to, keeps_permits);
-        let second = self.second.forecast_pause(&state.second, from, to, keeps_permits);
+    /// A policy that counts in real time is predicted as of `stop.to`.
+    fn forecast_pause(&self, state: &Self::State, stop: Standstill) -> Option<Forecast> {
+        let first = self.first.forecast_pause(&state.first, stop);
+        let second = self.second.forecast_pause(&state.second, stop);
         if first.is_none() && second.is_none() {
             return None;
         }
-        let first = first.unwrap_or_else(|| self.first.forecast(&state.first, to));
-        let second = second.unwrap_or_else(|| self.second.forecast(&state.second, to));
-        Some(Forecast::of_parts(to, vec![first, second]))
+        let first = first.unwrap_or_else(|| self.first.forecast(&state.first, stop.to));
+        let second = second.unwrap_or_else(|| self.second.forecast(&state.second, stop.to));
+        Some(Forecast::of_parts(stop.to, vec![first, second]))
     }
 
-    /// Returns the later of the two times. A policy that counts in real time is asked as of `to`.
-    fn full_after_pause(
-        &self,
-        state: &Self::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
-        let first = self.first.full_after_pause(&state.first, from, to, keeps_permits);
-        let second = self.second.full_after_pause(&state.second, from, to, keeps_permits);
+    /// Returns the later of the two times. A policy that counts in real time is asked as of
+    /// `stop.to`.
+    fn full_after_pause(&self, state: &Self::State, stop: Standstill) -> Option<Nanos> {
+        let first = self.first.full_after_pause(&state.first, stop);
+        let second = self.second.full_after_pause(&state.second, stop);
         if first.is_none() && second.is_none() {
             return None;
         }
-        let first = first.unwrap_or_else(|| self.first.status(&state.first, to).full_at);
-        let second = second.unwrap_or_else(|| self.second.status(&state.second, to).full_at);
-        Some(first.max(second).max(to))
+        let first = first.unwrap_or_else(|| self.first.status(&state.first, stop.to).full_at);
+        let second = second.unwrap_or_else(|| self.second.status(&state.second, stop.to).full_at);
+        Some(first.max(second).max(stop.to))
     }
 
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {

@@ -2,7 +2,7 @@
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::{Change, Forecast, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Forecast, Policy, PolicyStatus, Standstill, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -69,12 +69,12 @@ impl Policy for DenyAll {
     /// Charges nothing.
     fn debit(&self, _state: &(), _at: Nanos, _n: u32) {}
 
-    fn pause(&self, _state: &(), _from: Nanos, _to: Nanos, _keeps_permits: bool) -> Option<u64> {
+    fn pause(&self, _state: &(), _stop: Standstill) -> Option<u64> {
         Some(u64::MAX)
     }
 
-    fn forecast_pause(&self, _state: &(), _from: Nanos, to: Nanos, _keeps_permits: bool) -> Option<Forecast> {
-        Some(Forecast::new(to))
+    fn forecast_pause(&self, _state: &(), stop: Standstill) -> Option<Forecast> {
+        Some(Forecast::new(stop.to))
     }
 
     /// Changes nothing.

@@ -54,6 +54,7 @@ mod kinds;
 pub(crate) mod part;
 pub(crate) mod published;
 pub(crate) mod remainder;
+mod standstill;
 pub(crate) mod ticks;
 mod unlimited;
 pub(crate) mod window;
@@ -71,6 +72,7 @@ pub use deny_all::DenyAll;
 pub use forecast::{Crowd, Forecast};
 pub use guava::{SmoothBursty, SmoothWarmingUp};
 pub use part::Part;
+pub use standstill::Standstill;
 pub use unlimited::Unlimited;
 pub use window::{FixedWindow, SlidingEstimate, SlidingLog, SlidingWindow};
 
@@ -304,11 +306,11 @@ pub trait Policy: Debug + Send + Sync + 'static {
         taken
     }
 
-    /// Carries out a part of a pause, from `from` to `to`: no permit accrues in this time, so the
-    /// stored permits and the negative balance stay as they are at `from`. Unless `keeps_permits`,
-    /// the pause ends at `to`, and the state is left as if it were empty then: permits accrue one
-    /// after the other, the first permit an interval after `to`. A negative balance stays. Returns
-    /// the level of the state afterwards.
+    /// Carries out a part of a pause: no permit accrues from `stop.from` to `stop.to`, so the stored
+    /// permits and the negative balance stay as they are at `stop.from`. Unless
+    /// `stop.keeps_permits`, the pause ends at `stop.to`, and the state is left as if it were empty
+    /// then: permits accrue one after the other, the first permit an interval after `stop.to`. A
+    /// negative balance stays. Returns the level of the state afterwards.
     ///
     /// `None` means that the policy did nothing, because it has no state that is as if time had
     /// stood still. This is true of a window, because its permits return in real time. Then the
@@ -316,37 +318,26 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after the end of
     /// the pause, until as much time has passed as the [limit](PolicyStatus::limit) takes to
     /// accrue. A limiter asks each [part](Policy::each_part) of a policy.
-    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        let _ = (state, from, to, keeps_permits);
+    fn pause(&self, state: &Self::State, stop: Standstill) -> Option<u64> {
+        let _ = (state, stop);
         None
     }
 
-    /// Begins a forecast at `to` for the state that [`pause`](Policy::pause) would leave. Returns
-    /// `None` if `pause` does nothing.
-    fn forecast_pause(
-        &self,
-        state: &Self::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
-        let _ = (state, from, to, keeps_permits);
+    /// Begins a forecast at `stop.to` for the state that [`pause`](Policy::pause) would leave.
+    /// Returns `None` if `pause` does nothing.
+    fn forecast_pause(&self, state: &Self::State, stop: Standstill) -> Option<Forecast> {
+        let _ = (state, stop);
         None
     }
 
-    /// Returns when a limiter is full again, at `to` or later, starting from the state that
+    /// Returns when a limiter is full again, at `stop.to` or later, starting from the state that
     /// [`pause`](Policy::pause) would leave. Returns `None` if `pause` does nothing.
     ///
     /// The default assumes that a kept state fills up as if the whole time had moved on, and an
     /// empty state at the [`rate`](Policy::rate).
-    fn full_after_pause(
-        &self,
-        state: &Self::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
-        self.forecast_pause(state, from, to, keeps_permits)?;
+    fn full_after_pause(&self, state: &Self::State, stop: Standstill) -> Option<Nanos> {
+        self.forecast_pause(state, stop)?;
+        let Standstill { from, to, keeps_permits } = stop;
         let PolicyStatus { limit, full_at, .. } = self.status(state, from);
         let held = to.saturating_add(full_at.saturating_since(from));
         if keeps_permits || full_at == Nanos::MAX {

@@ -2,7 +2,7 @@
 
 use crate::error::Refusal;
 use crate::policy::interval::Interval;
-use crate::policy::{Policy, PolicyStatus, limited, limited_for_now, ticks};
+use crate::policy::{Policy, PolicyStatus, Standstill, limited, limited_for_now, ticks};
 use crate::rate::Rate;
 use crate::sync::MAX_RETRIES;
 use crate::time::Nanos;
@@ -35,7 +35,7 @@ pub trait Part {
     fn keep_at_most(&self, at: Nanos, permits: u64) -> u64;
 
     /// See [`Policy::pause`].
-    fn pause(&self, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64>;
+    fn pause(&self, stop: Standstill) -> Option<u64>;
 
     /// Returns the level of a state that a pause left empty at this time, or a higher level.
     /// Returns zero if [`Policy::pause`] does nothing.
@@ -116,16 +116,16 @@ impl<P: Policy> Part for Whole<'_, P> {
         self.policy.keep_at_most(self.state, at, permits)
     }
 
-    fn pause(&self, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        self.policy.pause(self.state, from, to, keeps_permits)
+    fn pause(&self, stop: Standstill) -> Option<u64> {
+        self.policy.pause(self.state, stop)
     }
 
     fn empty_level(&self, at: Nanos) -> u64 {
-        self.policy.pause(&self.policy.restart(at), at, at, false).unwrap_or(0)
+        self.policy.pause(&self.policy.restart(at), Standstill::end(at)).unwrap_or(0)
     }
 
     fn stands_still(&self) -> bool {
-        self.policy.forecast_pause(self.state, Nanos::ZERO, Nanos::ZERO, true).is_some()
+        self.policy.forecast_pause(self.state, Standstill::keeping(Nanos::ZERO, Nanos::ZERO)).is_some()
     }
 
     fn permits(&self) -> u32 {

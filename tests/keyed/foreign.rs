@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate::policy::{Change, Forecast, Policy, PolicyStatus};
+use tidegate::policy::{Change, Forecast, Policy, PolicyStatus, Standstill};
 use tidegate::{
     Events, KeyedRateLimiter, ManualClock, Nanos, Pause, PolicyError, Rate, Refusal, TokenBucket,
     WhenKeysFull,
@@ -416,19 +416,13 @@ impl Policy for Fragile {
         self.0.change(state, at, change)
     }
 
-    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+    fn pause(&self, state: &Self::State, stop: Standstill) -> Option<u64> {
         policy_may_panic();
-        self.0.pause(state, from, to, keeps_permits)
+        self.0.pause(state, stop)
     }
 
-    fn forecast_pause(
-        &self,
-        state: &Self::State,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
-        self.0.forecast_pause(state, from, to, keeps_permits)
+    fn forecast_pause(&self, state: &Self::State, stop: Standstill) -> Option<Forecast> {
+        self.0.forecast_pause(state, stop)
     }
 
     fn rate(&self) -> Rate {

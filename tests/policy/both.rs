@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::policy::{Both, Crowd};
+use tidegate::policy::{Both, Crowd, Standstill};
 use tidegate::{
     AnyPolicy, Change, FixedWindow, Keep, LeakyBucket, Nanos, Policy, PolicyError, Rate, Refusal, SlidingLog,
     SmoothBursty, TokenBucket,
@@ -173,11 +173,14 @@ proptest! {
                 }
                 Act::Pause(span, keeps_permits) => {
                     let to = now.saturating_add(nanos(span));
-                    let forecast = both.forecast_pause(&state, now, to, keeps_permits);
-                    let full_at = both.full_after_pause(&state, now, to, keeps_permits);
-                    let done = both.pause(&state, now, to, keeps_permits);
-                    let [first, second] =
-                        apart.each(|policy, state| policy.pause(state, now, to, keeps_permits));
+                    let stop = match keeps_permits {
+                        true => Standstill::keeping(now, to),
+                        false => Standstill::emptying(now, to),
+                    };
+                    let forecast = both.forecast_pause(&state, stop);
+                    let full_at = both.full_after_pause(&state, stop);
+                    let done = both.pause(&state, stop);
+                    let [first, second] = apart.each(|policy, state| policy.pause(state, stop));
                     prop_assert_eq!(done.is_some(), first.is_some() || second.is_some());
                     now = to;
                     let predicted = forecast.map(|mut forecast| both.predict(&state, &mut forecast, 3));

@@ -8,7 +8,7 @@ use crate::policy::kinds::kinds;
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{
     Change, Crowd, DenyAll, FixedWindow, Forecast, LeakyBucket, Policy, PolicyStatus, SlidingEstimate,
-    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited, limited,
+    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Standstill, TokenBucket, Unlimited, limited,
 };
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -194,31 +194,19 @@ impl Policy for Kind {
         kinds!(each [self, policy, KindState(state) => policy.keep_at_most(state, at, permits), else 0])
     }
 
-    fn pause(&self, state: &KindState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+    fn pause(&self, state: &KindState, stop: Standstill) -> Option<u64> {
         kinds!(each [self, policy, KindState(state)
-            => policy.pause(state, from, to, keeps_permits), else None])
+            => policy.pause(state, stop), else None])
     }
 
-    fn forecast_pause(
-        &self,
-        state: &KindState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
+    fn forecast_pause(&self, state: &KindState, stop: Standstill) -> Option<Forecast> {
         kinds!(each [self, policy, KindState(state)
-            => policy.forecast_pause(state, from, to, keeps_permits), else None])
+            => policy.forecast_pause(state, stop), else None])
     }
 
-    fn full_after_pause(
-        &self,
-        state: &KindState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
+    fn full_after_pause(&self, state: &KindState, stop: Standstill) -> Option<Nanos> {
         kinds!(each [self, policy, KindState(state)
-            => policy.full_after_pause(state, from, to, keeps_permits), else None])
+            => policy.full_after_pause(state, stop), else None])
     }
 
     fn permits(&self, charge: KindCharge) -> u32 {

@@ -70,7 +70,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 pub(in crate::policy) use crate::policy::any::kind::Kind;
 use crate::policy::any::kind::{KindCharge, KindState};
-use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, limited_for_now};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, Standstill, limited_for_now};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, AtomicU32, MAX_RETRIES, Ordering, Swap, fence, spin_loop};
 use crate::time::Nanos;
@@ -368,28 +368,16 @@ impl Policy for AnyPolicy {
         self.era(state, |policy, state| policy.kind.keep_at_most(state, at, permits))
     }
 
-    fn pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        self.era(state, |policy, state| policy.kind.pause(state, from, to, keeps_permits))
+    fn pause(&self, state: &AnyState, stop: Standstill) -> Option<u64> {
+        self.era(state, |policy, state| policy.kind.pause(state, stop))
     }
 
-    fn forecast_pause(
-        &self,
-        state: &AnyState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
-        self.era(state, |policy, state| policy.kind.forecast_pause(state, from, to, keeps_permits))
+    fn forecast_pause(&self, state: &AnyState, stop: Standstill) -> Option<Forecast> {
+        self.era(state, |policy, state| policy.kind.forecast_pause(state, stop))
     }
 
-    fn full_after_pause(
-        &self,
-        state: &AnyState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
-        self.era(state, |policy, state| policy.kind.full_after_pause(state, from, to, keeps_permits))
+    fn full_after_pause(&self, state: &AnyState, stop: Standstill) -> Option<Nanos> {
+        self.era(state, |policy, state| policy.kind.full_after_pause(state, stop))
     }
 
     fn permits(&self, AnyCharge { era, charge }: AnyCharge) -> u32 {

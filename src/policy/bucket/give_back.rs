@@ -7,7 +7,7 @@ use crate::policy::atomic_word::update;
 use crate::policy::bucket::terms::{More, Numbers};
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState};
 use crate::policy::remainder::Remainder;
-use crate::policy::ticks;
+use crate::policy::{Standstill, ticks};
 use crate::sync::Ordering;
 use crate::time::Nanos;
 
@@ -96,10 +96,10 @@ impl Bucket {
     }
 
     /// See [`Policy::pause`](crate::policy::Policy::pause).
-    pub(crate) fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
+    pub(crate) fn pause(&self, state: &BucketState, stop: Standstill) -> u64 {
         move_to(state, |zero| {
             let (numbers, _) = self.settled();
-            let zero = numbers.paused(zero, self.held(&numbers), from, to, keeps_permits);
+            let zero = numbers.paused(zero, self.held(&numbers), stop);
             (zero, numbers.step_tick(zero))
         })
     }

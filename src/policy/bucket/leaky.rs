@@ -22,7 +22,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, passed_on_to_bucket};
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, Standstill};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;

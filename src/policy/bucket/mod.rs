@@ -151,30 +151,17 @@ macro_rules! passed_on_to_bucket {
             self.bucket.keep_at_most(state, at, permits)
         }
 
-        fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-            Some(self.bucket.pause(state, from, to, keeps_permits))
+        fn pause(&self, state: &BucketState, stop: Standstill) -> Option<u64> {
+            Some(self.bucket.pause(state, stop))
         }
 
-        fn forecast_pause(
-            &self,
-            state: &BucketState,
-            from: Nanos,
-            to: Nanos,
-            keeps_permits: bool,
-        ) -> Option<Forecast> {
-            Some(self.bucket.forecast_pause(state, from, to, keeps_permits))
+        fn forecast_pause(&self, state: &BucketState, stop: Standstill) -> Option<Forecast> {
+            Some(self.bucket.forecast_pause(state, stop))
         }
 
-        fn full_after_pause(
-            &self,
-            state: &BucketState,
-            from: Nanos,
-            to: Nanos,
-            keeps_permits: bool,
-        ) -> Option<Nanos> {
-            let Forecast { numbers: [word, ..], .. } =
-                self.bucket.forecast_pause(state, from, to, keeps_permits);
-            Some(self.bucket.status(word, to).full_at.max(to))
+        fn full_after_pause(&self, state: &BucketState, stop: Standstill) -> Option<Nanos> {
+            let Forecast { numbers: [word, ..], .. } = self.bucket.forecast_pause(state, stop);
+            Some(self.bucket.status(word, stop.to).full_at.max(stop.to))
         }
 
         fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

@@ -1,7 +1,7 @@
 //! When the requests that wait in front of a bucket are due.
 
 use crate::policy::bucket::{Bucket, BucketState};
-use crate::policy::{Crowd, Forecast, ticks};
+use crate::policy::{Crowd, Forecast, Standstill, ticks};
 use crate::time::Nanos;
 
 impl Bucket {
@@ -41,16 +41,10 @@ impl Bucket {
     }
 
     /// See [`Policy::forecast_pause`](crate::policy::Policy::forecast_pause).
-    pub(crate) fn forecast_pause(
-        &self,
-        state: &BucketState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Forecast {
+    pub(crate) fn forecast_pause(&self, state: &BucketState, stop: Standstill) -> Forecast {
         let (numbers, _) = self.price(1);
         let zero = state.word();
-        Forecast::with(to, [numbers.paused(zero, self.held(&numbers), from, to, keeps_permits), 0, 0])
+        Forecast::with(stop.to, [numbers.paused(zero, self.held(&numbers), stop), 0, 0])
     }
 
     pub(crate) fn predict(&self, forecast: &mut Forecast, n: u32) -> Nanos {

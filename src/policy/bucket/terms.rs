@@ -2,7 +2,7 @@
 
 use crate::error::PolicyError;
 use crate::policy::interval::Interval;
-use crate::policy::{Change, Keep, ticks};
+use crate::policy::{Change, Keep, Standstill, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -221,18 +221,19 @@ impl Numbers {
         }
     }
 
-    /// Returns the word after a pause in which nothing accrued: as far before `to` as it was before
-    /// `from`, but at most `most`. A bucket that does not keep its stored tokens is empty at `to`.
-    pub(super) fn paused(&self, word: u64, most: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
+    /// Returns the word after a pause in which nothing accrued: as far before `stop.to` as it was
+    /// before `stop.from`, but at most `most`. A bucket that does not keep its stored tokens is
+    /// empty at `stop.to`.
+    pub(super) fn paused(&self, word: u64, most: u64, stop: Standstill) -> u64 {
         if self.is_unlimited() {
             return word;
         }
-        let (from, to, own) = (self.tick(from), self.tick(to), self.step_tick(word));
+        let (from, to, own) = (self.tick(stop.from), self.tick(stop.to), self.step_tick(word));
         if own == ticks::NEVER {
             return word;
         }
         let held = own.max(from.saturating_sub(most)).saturating_add(to.saturating_sub(from));
-        self.word_of(if keeps_permits { held } else { held.max(to) })
+        self.word_of(if stop.keeps_permits { held } else { held.max(to) })
     }
 
     pub(super) fn is_unlimited(&self) -> bool {

@@ -24,7 +24,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, passed_on_to_bucket};
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, Standstill, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
 

@@ -59,7 +59,7 @@ use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, Standstill, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
@@ -233,11 +233,11 @@ impl SmoothBursty {
         PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
 
-    /// Returns the state after a pause in which nothing accrued: as far before `to` as it was
-    /// before `from`. Stored permits that are not kept are spent as if one more permit had been
-    /// granted at `to`.
-    fn paused(&self, zero: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
-        let (from, to) = (ticks::from_nanos(from), ticks::from_nanos(to));
+    /// Returns the state after a pause in which nothing accrued: as far before `stop.to` as it was
+    /// before `stop.from`. Stored permits that are not kept are spent as if one more permit had
+    /// been granted at `stop.to`.
+    fn paused(&self, zero: u64, stop: Standstill) -> u64 {
+        let (from, to) = (ticks::from_nanos(stop.from), ticks::from_nanos(stop.to));
         let held = match self.rate.is_zero() {
             // Nothing accrues anyway, because the rate became zero.
             true => zero,
@@ -246,7 +246,7 @@ impl SmoothBursty {
         // Relaxed: a pause and a change exclude each other, by the lock of the queue or the shard.
         let empty = to.min(self.stopped.load(Ordering::Relaxed));
         let empty = if self.rate.is_zero() { empty } else { empty.saturating_add(self.rate.price(1)) };
-        if keeps_permits { held } else { held.max(empty) }
+        if stop.keeps_permits { held } else { held.max(empty) }
     }
 
     /// Moves a state back by what was given back. If the state is owed for ever, the amount owed is
@@ -441,30 +441,18 @@ impl Policy for SmoothBursty {
         taken.unwrap_or(0)
     }
 
-    fn pause(&self, state: &BurstyState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        Some(move_to(state, |zero| self.paused(zero, from, to, keeps_permits)))
+    fn pause(&self, state: &BurstyState, stop: Standstill) -> Option<u64> {
+        Some(move_to(state, |zero| self.paused(zero, stop)))
     }
 
-    fn forecast_pause(
-        &self,
-        state: &BurstyState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
-        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_permits);
-        Some(Forecast::with(to, [zero, 0, 0]))
+    fn forecast_pause(&self, state: &BurstyState, stop: Standstill) -> Option<Forecast> {
+        let zero = self.paused(AtomicWord::load(&state.zero), stop);
+        Some(Forecast::with(stop.to, [zero, 0, 0]))
     }
 
-    fn full_after_pause(
-        &self,
-        state: &BurstyState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
-        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_permits);
-        Some(self.status_of(zero, to).full_at.max(to))
+    fn full_after_pause(&self, state: &BurstyState, stop: Standstill) -> Option<Nanos> {
+        let zero = self.paused(AtomicWord::load(&state.zero), stop);
+        Some(self.status_of(zero, stop.to).full_at.max(stop.to))
     }
 
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

@@ -91,7 +91,7 @@ use crate::policy::guava::bursty::{owed, unused_share};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, Standstill, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
 use crate::time::Nanos;
@@ -330,13 +330,14 @@ impl SmoothWarmingUp {
 
     /// Returns the state after a pause. The debt stays what it was, and the time without requests
     /// cools. Unless the state is kept, the next permit is due no earlier than if one had been
-    /// granted at `to`.
-    fn paused(&self, word: Word, from: Nanos, to: Nanos, keeps_permits: bool) -> Word {
-        let (from, to, interval) = (ticks::from_nanos(from), ticks::from_nanos(to), self.rate.interval());
+    /// granted at `stop.to`.
+    fn paused(&self, word: Word, stop: Standstill) -> Word {
+        let [from, to] = [stop.from, stop.to].map(ticks::from_nanos);
+        let interval = self.rate.interval();
         let owes = word.next > from;
         let next = if owes { word.next.saturating_add(to.saturating_sub(from)) } else { word.next };
         let word = Word { next, ..word };
-        if keeps_permits || interval.is_zero() {
+        if stop.keeps_permits || interval.is_zero() {
             return word;
         }
         // A debt of less than that permit is part of its cost, so that both are not owed.
@@ -631,31 +632,19 @@ impl Policy for SmoothWarmingUp {
         taken.unwrap_or(0)
     }
 
-    fn pause(&self, state: &WarmingUpState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        Some(replace(state, |word| self.paused(word, from, to, keeps_permits)))
+    fn pause(&self, state: &WarmingUpState, stop: Standstill) -> Option<u64> {
+        Some(replace(state, |word| self.paused(word, stop)))
     }
 
-    fn forecast_pause(
-        &self,
-        state: &WarmingUpState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Forecast> {
+    fn forecast_pause(&self, state: &WarmingUpState, stop: Standstill) -> Option<Forecast> {
         let word = Word::decode(AtomicWord::load(&state.word));
-        let Word { coldness, next } = self.paused(word, from, to, keeps_permits);
-        Some(Forecast::with(to, [coldness, next, 0]))
+        let Word { coldness, next } = self.paused(word, stop);
+        Some(Forecast::with(stop.to, [coldness, next, 0]))
     }
 
-    fn full_after_pause(
-        &self,
-        state: &WarmingUpState,
-        from: Nanos,
-        to: Nanos,
-        keeps_permits: bool,
-    ) -> Option<Nanos> {
+    fn full_after_pause(&self, state: &WarmingUpState, stop: Standstill) -> Option<Nanos> {
         let word = Word::decode(AtomicWord::load(&state.word));
-        Some(self.status_of(self.paused(word, from, to, keeps_permits), to).full_at.max(to))
+        Some(self.status_of(self.paused(word, stop), stop.to).full_at.max(stop.to))
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
