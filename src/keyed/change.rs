@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use super::entries::EntriesMut;
 use super::key_policy::KeyPolicy;
-use super::plan::Converted;
+use super::replan::Converted;
 use super::shard::Shard;
 use super::table::Table;
 use crate::clock::Timer;

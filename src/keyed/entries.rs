@@ -1,10 +1,8 @@
 //! The known keys of a shard: one policy for all keys, or terms next to each state.
 
-use std::sync::Arc;
-
 use super::key_ref::Matches;
-use super::plan::{Planned, Terms};
 use super::slots::{Slots, slots_from};
+use super::terms::{Entry, Planned};
 use crate::policy::Policy;
 
 /// The known keys of a shard, with the policy of the shard.
@@ -20,9 +18,6 @@ pub(crate) enum EntriesMut<'a, K, P: Policy> {
     Plain(&'a mut Slots<K, P::State>),
     Planned(&'a mut Slots<K, Planned<P>>),
 }
-
-/// A key that left the table, with its terms and its state.
-pub(crate) type Entry<K, P> = (K, Option<Arc<Terms<P>>>, <P as Policy>::State);
 
 impl<'a, K, P: Policy> Entries<'a, K, P> {
     /// Returns the number of slots, used or empty.

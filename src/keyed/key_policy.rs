@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::Terms;
+use super::terms::Terms;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus, Standstill};
 use crate::rate::Rate;

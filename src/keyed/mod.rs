@@ -15,10 +15,12 @@ mod key_ref;
 pub(crate) mod pause;
 pub(crate) mod plan;
 mod removed;
+mod replan;
 mod shadow;
 mod shard;
 pub(crate) mod slots;
 pub(crate) mod table;
+mod terms;
 
 pub use counting::{KeyedCountingLimit, KeyedCountingPermit};
 pub use events::KeyEvents;

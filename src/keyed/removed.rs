@@ -4,9 +4,9 @@
 //! call the limiter. A section that takes an entry out of the table moves the entry here. The call
 //! drops the entry when it holds no lock and its own request is decided.
 
-use super::entries::Entry;
 use super::key_policy::KeyPolicy;
 use super::table::KeyLimiter;
+use super::terms::Entry;
 use crate::clock::Timer;
 use crate::limiter::Rest;
 use crate::line::deferred::{drop_each, resume_panic};
