@@ -44,8 +44,9 @@ fn burst(policy: &AnyPolicy) -> u64 {
 }
 
 fn limiter(policy: AnyPolicy, lates: &[u64]) -> (Limiter, ManualClock) {
-    let clock = ManualClock::new();
-    (RateLimiter::with_clock(policy, LateTimer::new(clock.clone(), lates.to_vec())), clock)
+    let (clock, lates) = (ManualClock::new(), lates.to_vec());
+    let timer = LateTimer::new(clock.clone(), lates.into_iter().cycle());
+    (RateLimiter::with_clock(policy, timer), clock)
 }
 
 /// How tasks acquire one permit each time.

@@ -1,64 +1,34 @@
 //! Requests that overlap with a change of the terms.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::clock::ManualSleep;
+use crate::support::counted::Counted;
 use tidegate::policy::{Change, Keep, Policy};
 use tidegate::{
     AnyPolicy, Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp,
-    Timer, TokenBucket,
+    TokenBucket,
 };
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A clock that runs some work right after its next reading, before the caller has the result.
-#[derive(Clone)]
-struct Interrupted {
-    clock: ManualClock,
-    next: Arc<Mutex<Option<Work>>>,
-}
-
-impl fmt::Debug for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.clock.fmt(f)
-    }
-}
-
-impl Clock for Interrupted {
-    fn now(&self) -> Nanos {
-        let now = self.clock.now();
-        let work = self.next.lock().expect("no panic").take();
+/// Creates a clock that runs some work right after its next reading, before the caller has the
+/// result.
+fn interrupted(clock: ManualClock, next: Arc<Mutex<Option<Work>>>) -> Counted {
+    Counted::reading(clock, move |clock, _| {
+        let now = clock.now();
+        let work = next.lock().expect("no panic").take();
         work.into_iter().for_each(|work| work());
         now
-    }
-}
-
-impl Timer for Interrupted {
-    type Sleep = ManualSleep;
-    type RuntimeId = ();
-
-    fn runtime(&self) -> Option<()> {
-        Some(())
-    }
-
-    fn sleep_until(&self, at: Nanos) -> ManualSleep {
-        self.clock.sleep_until(at)
-    }
-
-    fn park_until(&self, at: Nanos) {
-        self.clock.park_until(at);
-    }
+    })
 }
 
 /// A limiter changes its terms. Right after it has read the clock, 2 ms pass, and a request without
 /// the lock takes all permits. Returns how many more are granted at once.
-fn more_after<P: Policy>(policy: P, change: impl FnOnce(&RateLimiter<P, Interrupted>)) -> usize {
+fn more_after<P: Policy>(policy: P, change: impl FnOnce(&RateLimiter<P, Counted>)) -> usize {
     let clock = ManualClock::starting_at(Nanos::from_duration(Duration::from_secs(8)));
     let next = Arc::new(Mutex::new(None));
-    let interrupted = Interrupted { clock: clock.clone(), next: next.clone() };
-    let limiter = Arc::new(RateLimiter::with_clock(policy, interrupted));
+    let limiter = Arc::new(RateLimiter::with_clock(policy, interrupted(clock.clone(), next.clone())));
     let takes = limiter.clone();
     *next.lock().expect("no panic") = Some(Box::new(move || {
         clock.advance(Duration::from_millis(2));

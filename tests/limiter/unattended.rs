@@ -4,6 +4,7 @@
 //! If a change made it due, that time is not before the change: its owner could not know of the
 //! permits before. Reservations that were counted as of an earlier time let twice the limit pass.
 
+use std::iter::repeat;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -152,7 +153,7 @@ fn a_composite_that_leaves_its_seat_lets_the_next_one_pass_from_then_on() {
 fn a_waiter_that_is_refused_late_lets_the_next_one_pass_from_then_on() {
     for line in LOGS {
         let manual = ManualClock::new();
-        let clock = LateTimer::new(manual.clone(), vec![1_000_000_000_000]);
+        let clock = LateTimer::new(manual.clone(), repeat(1_000_000_000_000));
         let limiter = RateLimiter::with_clock(policy(line), clock);
         limiter.try_acquire_many(100).expect("permits");
         let _wait = spawn_pending(limiter.acquire_many(Request::permits(100).within(61 * S)));

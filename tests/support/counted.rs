@@ -7,20 +7,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate::clock::ManualSleep;
 use tidegate::{Clock, ManualClock, Nanos, Timer};
 
-/// Code that gets the number of readings before.
-type OnReading = dyn Fn(&ManualClock, usize) + Send + Sync;
+/// Returns a reading of the clock. Gets the number of readings before.
+type Read = dyn Fn(&ManualClock, usize) -> Nanos + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Counted {
     pub(crate) clock: ManualClock,
     pub(crate) readings: Arc<AtomicUsize>,
-    run: Arc<OnReading>,
+    read: Arc<Read>,
 }
 
 impl Counted {
     /// Creates a clock that runs code at each reading, as another thread may at that moment.
     pub(crate) fn running(run: impl Fn(&ManualClock, usize) + Send + Sync + 'static) -> Counted {
-        Counted { clock: ManualClock::new(), readings: Arc::default(), run: Arc::new(run) }
+        Counted::reading(ManualClock::new(), move |clock, before| {
+            run(clock, before);
+            clock.now()
+        })
+    }
+
+    /// Creates a clock with these readings.
+    pub(crate) fn reading(
+        clock: ManualClock,
+        read: impl Fn(&ManualClock, usize) -> Nanos + Send + Sync + 'static,
+    ) -> Counted {
+        Counted { clock, readings: Arc::default(), read: Arc::new(read) }
     }
 }
 
@@ -32,8 +43,7 @@ impl Default for Counted {
 
 impl Clock for Counted {
     fn now(&self) -> Nanos {
-        (self.run)(&self.clock, self.readings.fetch_add(1, Ordering::Relaxed));
-        self.clock.now()
+        (self.read)(&self.clock, self.readings.fetch_add(1, Ordering::Relaxed))
     }
 }
 

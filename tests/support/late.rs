@@ -1,5 +1,6 @@
-//! A timer that is late by a script: a manual clock whose sleeps end later than they should.
+//! A timer that is late by a script: its sleeps end later than they should.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -7,59 +8,62 @@ use std::task::{Context, Poll};
 use tidegate::clock::{ManualSleep, Sleep};
 use tidegate::{Clock, ManualClock, Nanos, Timer};
 
-#[derive(Clone, Debug)]
-pub(crate) struct LateTimer {
-    clock: ManualClock,
-    script: Arc<Mutex<Script>>,
+#[derive(Clone)]
+pub(crate) struct LateTimer<C = ManualClock> {
+    clock: C,
+    script: Script,
 }
 
-#[derive(Debug)]
-struct Script {
-    /// In nanoseconds; repeated from the start after the last one.
-    lates: Vec<u64>,
-    next: usize,
-}
+/// How late each sleep is, in nanoseconds.
+#[derive(Clone)]
+struct Script(Arc<Mutex<dyn Iterator<Item = u64> + Send>>);
 
-impl LateTimer {
-    pub(crate) fn new(clock: ManualClock, lates: Vec<u64>) -> LateTimer {
-        LateTimer { clock, script: Arc::new(Mutex::new(Script { lates, next: 0 })) }
-    }
-
+impl Script {
     /// Returns when the next sleep until `at` ends.
     fn end(&self, at: Nanos) -> Nanos {
-        let mut script = self.script.lock().expect("no panic");
-        let late = script.lates[script.next];
-        script.next = (script.next + 1) % script.lates.len();
+        let late = self.0.lock().expect("no panic").next().expect("an endless script");
         at.saturating_add(Nanos::new(late))
     }
 }
 
-impl Clock for LateTimer {
+impl<C> LateTimer<C> {
+    /// Creates a timer whose sleeps are late by so many nanoseconds, one sleep after the other.
+    pub(crate) fn new(clock: C, lates: impl Iterator<Item = u64> + Send + 'static) -> LateTimer<C> {
+        LateTimer { clock, script: Script(Arc::new(Mutex::new(lates))) }
+    }
+}
+
+impl<C: Clock> Clock for LateTimer<C> {
     fn now(&self) -> Nanos {
         self.clock.now()
     }
 }
 
-impl Timer for LateTimer {
+impl<C: Timer<Sleep = ManualSleep>> Timer for LateTimer<C> {
     type Sleep = LateSleep;
-    type RuntimeId = ();
+    type RuntimeId = C::RuntimeId;
 
-    fn runtime(&self) -> Option<()> {
-        Some(())
+    fn runtime(&self) -> Option<C::RuntimeId> {
+        self.clock.runtime()
     }
 
     fn sleep_until(&self, at: Nanos) -> LateSleep {
-        LateSleep { timer: self.clone(), sleep: self.clock.sleep_until(self.end(at)) }
+        LateSleep { script: self.script.clone(), sleep: self.clock.sleep_until(self.script.end(at)) }
     }
 
     fn park_until(&self, at: Nanos) {
-        self.clock.park_until(self.end(at));
+        self.clock.park_until(self.script.end(at));
     }
 }
 
-#[derive(Debug)]
+impl<C: fmt::Debug> fmt::Debug for LateTimer<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.clock.fmt(f)
+    }
+}
+
 pub(crate) struct LateSleep {
-    timer: LateTimer,
+    script: Script,
     sleep: ManualSleep,
 }
 
@@ -73,7 +77,7 @@ impl Future for LateSleep {
 
 impl Sleep for LateSleep {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
-        let end = self.timer.end(at);
+        let end = self.script.end(at);
         Pin::new(&mut self.sleep).reset(end);
     }
 }
