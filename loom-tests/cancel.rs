@@ -3,40 +3,23 @@
 //! One thread both cancels and gives back, because loom's `unpark` also wakes a thread that waits
 //! for a lock held by a third thread.
 
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, ONE, Woken, model, model_up_to};
+use super::support::{ONE, TestLimiter, Woken, first_taken, model, model_up_to};
 use crate::cancel::{CancelToken, Cancellable};
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{Pending, Poller, Progress};
-use crate::limiter::shared::Shared;
-use crate::line::rule::Single;
-use crate::policy::SmoothBursty;
-use crate::rate::Rate;
 use crate::time::Nanos;
-
-type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
-
-/// One permit per second, none saved. The first permit is taken.
-fn limiter() -> TestLimiter {
-    let clock = LoomClock::new();
-    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock, Duration::ZERO));
-    limiter.try_acquire(ONE).expect("the first");
-    limiter
-}
 
 /// A thread waits by `wait` under a token that is cancelled meanwhile. The wait returns, whenever
 /// the cancellation happens.
 fn parking_against_cancelling(wait: fn(&TestLimiter, &CancelToken) -> Result<Nanos, Refusal>) {
     model(move || {
-        let (limiter, token) = (limiter(), CancelToken::new());
+        let (limiter, token) = (first_taken().0, CancelToken::new());
         let blocked = {
             let (limiter, token) = (limiter.clone(), token.clone());
             thread::spawn(move || wait(&limiter, &token))
@@ -135,7 +118,7 @@ fn broken_a_cancelled_wait_keeps_no_permit() {
 fn a_cancelled_wait_at_a_rate_keeps_no_permit() {
     for cancels_first in [true, false] {
         model_up_to(2, move || {
-            let (limiter, token) = (limiter(), CancelToken::new());
+            let (limiter, token) = (first_taken().0, CancelToken::new());
             let blocked = {
                 let (limiter, token) = (limiter.clone(), token.clone());
                 thread::spawn(move || token.run(|| acquire(&limiter)))

@@ -1,17 +1,14 @@
 //! Models composites that take from two members, against each other, plain takers and drops.
 
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, ONE, Woken, model, model_of_three};
+use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, model, model_of_three};
 use crate::all_of::all::{All, Entry, Kind};
 use crate::all_of::member::{Handle, Member};
 use crate::all_of::weights::Weights;
-use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
@@ -19,10 +16,8 @@ use crate::policy::TokenBucket;
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-type Bucket = Arc<Shared<Single<TokenBucket>, LoomClock>>;
-type Both = Arc<Shared<All<LoomClock>, LoomClock>>;
-
-const SECOND: Nanos = Nanos::new(1_000_000_000);
+type Bucket = TestLimiter<Single<TokenBucket>>;
+type Both = TestLimiter<All<LoomClock>>;
 
 /// Returns a bucket of one permit that gains one each second.
 fn bucket(clock: &LoomClock) -> Bucket {
@@ -167,35 +162,6 @@ fn broken_permits_put_back_are_those_taken() {
     });
 }
 
-/// A waiter of a composite.
-struct Request {
-    limiter: Both,
-    wait: Progress<Weights>,
-    waker: Waker,
-}
-
-impl Request {
-    fn new(limiter: &Both) -> Request {
-        Request { limiter: limiter.clone(), wait: Progress::new(ones()), waker: Waker::from(Woken::new()) }
-    }
-
-    fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
-        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
-    }
-
-    fn is_granted(&mut self) -> bool {
-        let waiting = crate::sync::lock(&self.limiter.line).len();
-        assert_eq!(waiting, 0, "nobody is left waiting");
-        self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        self.limiter.leave(&mut self.wait);
-    }
-}
-
 /// The only waiter is dropped while its permit comes due. Whether it was granted or not, all
 /// permits are available afterwards, and no seat is left.
 #[test]
@@ -205,7 +171,7 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
         let (a, b) = (bucket(&clock), bucket(&clock));
         a.try_acquire(ONE).expect("the only one");
         let ab = both([&a, &b], &clock);
-        let mut request = Request::new(&ab);
+        let mut request = Asking::new(&ab, ones());
         assert!(request.poll().is_pending());
         let other = {
             let clock = clock.clone();
@@ -232,10 +198,10 @@ fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
             let a = a.clone();
             thread::spawn(move || refund(&a))
         };
-        let mut request = Request::new(&ab);
+        let mut request = Asking::new(&ab, ones());
         let ready = request.poll().is_ready();
         other.join().expect("no panic");
-        assert!(ready || request.is_granted());
+        assert!(ready || request.is_last_granted());
     });
 }
 
@@ -279,11 +245,11 @@ fn two_that_sit_down_together_are_served_one_by_one() {
         let clock = LoomClock::new();
         let (a, [ab, ba]) = two_that_wait(&clock);
         let other = thread::spawn(move || {
-            let mut request = Request::new(&ba);
+            let mut request = Asking::new(&ba, ones());
             assert!(request.poll().is_pending());
             request
         });
-        let mut first = Request::new(&ab);
+        let mut first = Asking::new(&ab, ones());
         assert!(first.poll().is_pending());
         let mut second = other.join().expect("no panic");
         let mut is_granted = || {
@@ -306,7 +272,7 @@ fn of_two_that_wait_one_leaves_and_the_other_is_served() {
     model_of_two_waits(|| {
         let clock = LoomClock::new();
         let (a, [ab, ba]) = two_that_wait(&clock);
-        let (mut first, mut second) = (Request::new(&ab), Request::new(&ba));
+        let (mut first, mut second) = (Asking::new(&ab, ones()), Asking::new(&ba, ones()));
         assert!(first.poll().is_pending() && second.poll().is_pending());
         let other = {
             let clock = clock.clone();
@@ -314,7 +280,7 @@ fn of_two_that_wait_one_leaves_and_the_other_is_served() {
         };
         drop(first);
         other.join().expect("no panic");
-        assert!(second.is_granted());
+        assert!(second.is_last_granted());
         assert!(a.gate_word.load().is_clear(), "no seat is left");
         drop(second);
     });

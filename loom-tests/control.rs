@@ -2,73 +2,31 @@
 //! join the queue.
 
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use loom::sync::atomic::{AtomicBool, Ordering as LoomOrdering};
 use loom::thread;
 
-use super::support::{LoomClock, ONE, Woken, model};
+use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, model, one_per_second};
 use crate::error::Refusal;
 use crate::limiter::pause::Pause;
-use crate::limiter::pending::{Poller, Progress, Stage};
+use crate::limiter::pending::{Progress, Stage};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
 use crate::line::{NewWaiter, WokenBy};
-use crate::policy::{SmoothBursty, TokenBucket};
+use crate::policy::TokenBucket;
 use crate::rate::Rate;
 use crate::request::QueueBounds;
-use crate::request::Request;
 use crate::sync::lock;
 use crate::time::Nanos;
-
-type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
-
-const SECOND: Nanos = Nanos::new(1_000_000_000);
-
-/// One permit per second, none saved. The first permit is due.
-fn limiter() -> (TestLimiter, LoomClock) {
-    let clock = LoomClock::new();
-    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-    (limiter, clock)
-}
-
-/// A request for one permit that a bound may refuse.
-struct Joining {
-    limiter: TestLimiter,
-    wait: Progress<u32>,
-    waker: Waker,
-}
-
-impl Joining {
-    fn new(limiter: &TestLimiter) -> Joining {
-        let wait = Progress::with(1, &Request::permits(1));
-        Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
-    }
-
-    fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
-        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
-    }
-
-    /// Returns whether the request has its permit, without serving the queue again.
-    fn is_granted(&mut self) -> bool {
-        self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
-    }
-}
-
-impl Drop for Joining {
-    fn drop(&mut self) {
-        self.limiter.leave(&mut self.wait);
-    }
-}
 
 /// A try that begins after the pause is refused.
 fn pause_against_try(pause: fn(&TestLimiter)) {
     model(move || {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = one_per_second();
         let paused = Arc::new(AtomicBool::new(false));
         let other = {
             let (limiter, paused) = (limiter.clone(), paused.clone());
@@ -102,12 +60,12 @@ fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
 #[test]
 fn a_pause_that_is_over_leaves_no_flag() {
     model(|| {
-        let (limiter, clock) = limiter();
+        let (limiter, clock) = one_per_second();
         limiter.pause(Pause::until(SECOND));
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut joining = Joining::new(&limiter);
+                let mut joining = Asking::new(&limiter, 1);
                 joining.poll().is_ready()
             })
         };
@@ -124,13 +82,13 @@ fn a_pause_that_is_over_leaves_no_flag() {
 /// the pause is over, and not before.
 fn pause_against_join(pause: fn(&TestLimiter)) {
     model(move || {
-        let (limiter, clock) = limiter();
+        let (limiter, clock) = one_per_second();
         assert!(limiter.try_acquire(ONE).is_ok());
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || pause(&limiter))
         };
-        let mut joining = Joining::new(&limiter);
+        let mut joining = Asking::new(&limiter, 1);
         assert!(joining.poll().is_pending());
         other.join().expect("no panic");
         clock.set(SECOND);
@@ -163,13 +121,13 @@ fn broken_a_request_that_joins_during_a_pause_is_served_after_it() {
 #[test]
 fn resuming_reaches_a_request_that_joins_meanwhile() {
     model(|| {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = one_per_second();
         limiter.pause(Pause::until(Nanos::MAX));
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || assert!(limiter.resume()))
         };
-        let mut joining = Joining::new(&limiter);
+        let mut joining = Asking::new(&limiter, 1);
         let ready = joining.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || joining.is_granted());
@@ -251,19 +209,19 @@ fn broken_a_permit_taken_while_time_stands_still_is_missing_afterwards() {
 }
 
 /// Two requests join a queue with room for one. One of them is refused.
-fn two_join_with_room_for_one(join: fn(&mut Joining) -> bool) {
+fn two_join_with_room_for_one(join: fn(&mut Asking) -> bool) {
     model(move || {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = one_per_second();
         assert!(limiter.try_acquire(ONE).is_ok());
         limiter.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut joining = Joining::new(&limiter);
+                let mut joining = Asking::new(&limiter, 1);
                 (join(&mut joining), joining)
             })
         };
-        let mut first = Joining::new(&limiter);
+        let mut first = Asking::new(&limiter, 1);
         let waits = join(&mut first);
         let (other_waits, _second) = other.join().expect("no panic");
         assert!(lock(&limiter.line).len() <= 1, "never more than the bound");
@@ -342,13 +300,13 @@ fn broken_kept_permits_are_not_taken_by_two_at_once() {
 #[test]
 fn shadow_reaches_a_request_that_joins_meanwhile() {
     model(|| {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = one_per_second();
         assert!(limiter.try_acquire(ONE).is_ok());
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.set_shadow(true))
         };
-        let mut joining = Joining::new(&limiter);
+        let mut joining = Asking::new(&limiter, 1);
         let ready = joining.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || joining.is_granted());
@@ -360,12 +318,12 @@ fn shadow_reaches_a_request_that_joins_meanwhile() {
 /// closes the limiter.
 fn close_against_a_join(close: fn(&TestLimiter)) {
     model(move || {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = one_per_second();
         limiter.try_acquire(ONE).expect("the first");
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut joining = Joining::new(&limiter);
+                let mut joining = Asking::new(&limiter, 1);
                 let first = joining.poll();
                 (joining, first)
             })
@@ -377,7 +335,7 @@ fn close_against_a_join(close: fn(&TestLimiter)) {
     });
 }
 
-impl Joining {
+impl Asking {
     /// The result that is already in the queue, without serving the queue.
     fn claimed(&mut self) -> Poll<Result<Nanos, Refusal>> {
         let Stage::Queued(key) = self.wait.stage else { return Poll::Pending };
@@ -423,9 +381,9 @@ fn broken_a_try_that_begins_after_the_end_does_not_pass() {
 #[test]
 fn a_waiter_that_is_due_while_the_limiter_closes_gets_one_answer() {
     model(|| {
-        let (limiter, clock) = limiter();
+        let (limiter, clock) = one_per_second();
         limiter.try_acquire(ONE).expect("the first");
-        let mut joining = Joining::new(&limiter);
+        let mut joining = Asking::new(&limiter, 1);
         assert!(joining.poll().is_pending());
         let other = {
             let limiter = limiter.clone();

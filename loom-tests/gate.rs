@@ -1,14 +1,13 @@
 //! Models the gate word: requests without the lock against the queue behind it.
 
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use loom::sync::atomic::{AtomicBool, Ordering as LoomOrdering};
 use loom::thread;
 
-use super::support::{LoomClock, ONE, Woken, model, model_of_three};
-use crate::error::Refusal;
+use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, first_taken, model, model_of_three};
 use crate::limiter::blocking;
 use crate::limiter::pending::{Pending, Poller, Progress, Stage};
 use crate::limiter::shared::Shared;
@@ -22,56 +21,12 @@ use crate::rate::Rate;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
-
-const SECOND: Nanos = Nanos::new(1_000_000_000);
-
-/// One permit per second, none saved. The first permit is taken, so the next is due at 1 s.
-fn limiter() -> (TestLimiter, LoomClock) {
-    let clock = LoomClock::new();
-    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-    limiter.try_acquire(ONE).expect("the first");
-    (limiter, clock)
-}
-
-/// A request for one permit.
-struct Request {
-    limiter: TestLimiter,
-    wait: Progress<u32>,
-    waker: Waker,
-}
-
-impl Request {
-    fn new(limiter: &TestLimiter) -> Request {
-        Request { limiter: limiter.clone(), wait: Progress::new(1), waker: Waker::from(Woken::new()) }
-    }
-
-    fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
-        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
-    }
-
-    /// Returns whether the permit is granted without another call: no clock moves, and no queue is
-    /// served.
-    fn is_granted(&mut self) -> bool {
-        let waiting = lock(&self.limiter.line).len();
-        assert_eq!(waiting, 0, "nobody is left waiting");
-        self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        self.limiter.leave(&mut self.wait);
-    }
-}
-
 /// A waiter joins, its permit comes due, its alarm is late, and only then another request tries:
 /// the permit is the waiter's. If the try comes earlier, exactly one of the two requests gets the
 /// permit.
 fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
     model(move || {
-        let (limiter, clock) = limiter();
+        let (limiter, clock) = first_taken();
         let due = Arc::new(AtomicBool::new(false));
         let other = {
             let (limiter, due) = (limiter.clone(), due.clone());
@@ -80,15 +35,14 @@ fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
                 (after, try_acquire(&limiter))
             })
         };
-        let mut request = Request::new(&limiter);
+        let mut request = Asking::new(&limiter, 1);
         assert!(request.poll().is_pending(), "not due yet");
         clock.set_without_waking(SECOND);
         due.store(true, LoomOrdering::Release);
         let (after, taken) = other.join().expect("no panic");
         assert!(!(after && taken), "nobody overtakes");
         clock.set(SECOND);
-        let granted = request.wait.is_done() || matches!(limiter.claim(&mut request.wait), Some(Ok(_)));
-        assert!(taken != granted, "one permit, one owner");
+        assert!(taken != request.is_granted(), "one permit, one owner");
     });
 }
 
@@ -111,15 +65,15 @@ fn broken_a_try_never_overtakes_a_waiter() {
 /// serves the queue.
 fn join_against_refund(refund: fn(&TestLimiter)) {
     model(move || {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = first_taken();
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || refund(&limiter))
         };
-        let mut request = Request::new(&limiter);
+        let mut request = Asking::new(&limiter, 1);
         let ready = request.poll().is_ready();
         other.join().expect("no panic");
-        assert!(ready || request.is_granted());
+        assert!(ready || request.is_last_granted());
     });
 }
 
@@ -143,17 +97,17 @@ fn broken_a_refund_reaches_a_request_that_joins_meanwhile() {
 
 /// A waiter joins while its permit comes due and its alarm goes off. The waiter is served, whether
 /// the alarm was set before or after.
-fn join_against_time(join: fn(&mut Request)) {
+fn join_against_time(join: fn(&mut Asking)) {
     model(move || {
-        let (limiter, clock) = limiter();
+        let (limiter, clock) = first_taken();
         let other = {
             let clock = clock.clone();
             thread::spawn(move || clock.set(SECOND))
         };
-        let mut request = Request::new(&limiter);
+        let mut request = Asking::new(&limiter, 1);
         join(&mut request);
         other.join().expect("no panic");
-        assert!(request.is_granted());
+        assert!(request.is_last_granted());
     });
 }
 
@@ -211,12 +165,12 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.refund(1))
         };
-        let mut request = Request::new(&limiter);
+        let mut request = Asking::new(&limiter, 1);
         assert!(request.poll().is_pending());
         other.join().expect("no panic");
         // Due at 1 s, not at 2 s. Only the alarm serves it.
         clock.set(SECOND);
-        assert!(request.is_granted());
+        assert!(request.is_last_granted());
     });
 }
 
@@ -224,9 +178,9 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
 /// waiter has the permit.
 fn drop_against_grant(leave: fn(&TestLimiter, &mut Progress<u32>)) {
     model(move || {
-        let (limiter, clock) = limiter();
-        let mut first = Request::new(&limiter);
-        let mut second = Request::new(&limiter);
+        let (limiter, clock) = first_taken();
+        let mut first = Asking::new(&limiter, 1);
+        let mut second = Asking::new(&limiter, 1);
         assert!(first.poll().is_pending() && second.poll().is_pending());
         let other = {
             let clock = clock.clone();
@@ -234,7 +188,7 @@ fn drop_against_grant(leave: fn(&TestLimiter, &mut Progress<u32>)) {
         };
         leave(&limiter, &mut first.wait);
         other.join().expect("no panic");
-        assert!(second.is_granted());
+        assert!(second.is_last_granted());
         // One permit was granted, not two.
         assert!(limiter.try_acquire(ONE).is_err());
     });
@@ -265,13 +219,13 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
 #[test]
 fn a_drop_does_not_take_the_alarm_of_another() {
     model(|| {
-        let (limiter, clock) = limiter();
-        let mut first = Request::new(&limiter);
+        let (limiter, clock) = first_taken();
+        let mut first = Asking::new(&limiter, 1);
         assert!(first.poll().is_pending());
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut second = Request::new(&limiter);
+                let mut second = Asking::new(&limiter, 1);
                 assert!(second.poll().is_pending());
                 second
             })
@@ -279,7 +233,7 @@ fn a_drop_does_not_take_the_alarm_of_another() {
         drop(first);
         let mut second = other.join().expect("no panic");
         clock.set(SECOND);
-        assert!(second.is_granted());
+        assert!(second.is_last_granted());
     });
 }
 
@@ -287,18 +241,18 @@ fn a_drop_does_not_take_the_alarm_of_another() {
 #[test]
 fn a_change_of_rate_reaches_a_request_that_joins_meanwhile() {
     model(|| {
-        let (limiter, clock) = limiter();
+        let (limiter, clock) = first_taken();
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.change(crate::policy::Change::rate(Rate::per_second(1000))).is_ok())
         };
-        let mut first = Request::new(&limiter);
-        let mut second = Request::new(&limiter);
+        let mut first = Asking::new(&limiter, 1);
+        let mut second = Asking::new(&limiter, 1);
         assert!(first.poll().is_pending() && second.poll().is_pending());
         assert!(other.join().expect("no panic"));
         clock.set(SECOND);
         clock.set(Nanos::new(1_001_000_000));
-        assert!(second.is_granted() && first.is_granted());
+        assert!(second.is_last_granted() && first.is_last_granted());
     });
 }
 
@@ -306,7 +260,7 @@ fn a_change_of_rate_reaches_a_request_that_joins_meanwhile() {
 #[test]
 fn a_blocked_thread_is_unparked() {
     model(|| {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = first_taken();
         let blocked = {
             let limiter = limiter.clone();
             thread::spawn(move || blocking::acquire(&mut Pending::new(limiter, Progress::new(1))))
@@ -321,7 +275,7 @@ fn a_blocked_thread_is_unparked() {
 #[should_panic(expected = "deadlock")]
 fn broken_a_blocked_thread_is_unparked() {
     model(|| {
-        let (limiter, _clock) = limiter();
+        let (limiter, _clock) = first_taken();
         let blocked = {
             let limiter = limiter.clone();
             thread::spawn(move || {
@@ -341,8 +295,8 @@ fn broken_a_blocked_thread_is_unparked() {
 #[test]
 fn a_dropped_permit_is_neither_lost_nor_doubled() {
     model_of_three(|| {
-        let (limiter, clock) = limiter();
-        let mut request = Request::new(&limiter);
+        let (limiter, clock) = first_taken();
+        let mut request = Asking::new(&limiter, 1);
         assert!(request.poll().is_pending());
         let ringer = {
             let clock = clock.clone();
@@ -368,8 +322,8 @@ fn an_alarm_that_fires_while_it_is_reset_is_not_lost() {
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
         let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
         limiter.try_acquire(Demand { ask: &2, ..ONE }).expect("the first two");
-        let mut first = Request::new(&limiter);
-        let mut second = Request::new(&limiter);
+        let mut first = Asking::new(&limiter, 1);
+        let mut second = Asking::new(&limiter, 1);
         assert!(first.poll().is_pending() && second.poll().is_pending());
         let other = {
             let limiter = limiter.clone();
@@ -380,6 +334,6 @@ fn an_alarm_that_fires_while_it_is_reset_is_not_lost() {
         other.join().expect("no panic");
         clock.set(Nanos::new(2_000_000_000));
         clock.set(Nanos::new(3_000_000_000));
-        assert!(first.is_granted() && second.is_granted());
+        assert!(first.is_last_granted() && second.is_last_granted());
     });
 }

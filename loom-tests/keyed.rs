@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model};
+use super::support::{LoomClock, SECOND, Woken, model};
 use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
@@ -21,8 +21,6 @@ use crate::sync::{AtomicBool, Ordering, read, write};
 use crate::time::Nanos;
 
 type Keys = Arc<Table<u8, TokenBucket, LoomClock>>;
-
-const SECOND: Nanos = Nanos::new(1_000_000_000);
 
 /// One permit per second for each key, and no burst.
 fn table(max_keys: usize, clock: LoomClock, plans: Option<Plans<u8, TokenBucket>>) -> Keys {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, ONE, Woken, model};
+use super::support::{LoomClock, ONE, TestLimiter, Woken, model};
 use crate::limiter::gate_word::LATE;
 use crate::limiter::pending::{Poller, Progress};
 use crate::limiter::shared::Shared;
@@ -15,8 +15,6 @@ use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
 use crate::time::Nanos;
-
-type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: u64 = 1_000_000_000;
 

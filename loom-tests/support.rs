@@ -1,16 +1,28 @@
-//! Support for all models: the bound, a clock and a waker made of loom's types.
+//! Support for all models: the bound, a clock and a waker made of loom's types, a limiter and a
+//! request.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, Ordering};
 
 use crate::clock::{Clock, Sleep, Timer};
+use crate::error::Refusal;
+use crate::limiter::pending::{Poller, Progress};
+use crate::limiter::shared::Shared;
+use crate::line::rule::{Rule, Single};
 use crate::line::visit::Demand;
+use crate::policy::SmoothBursty;
+use crate::rate::Rate;
 use crate::sync::lock;
 use crate::time::Nanos;
+
+pub(crate) const SECOND: Nanos = Nanos::new(1_000_000_000);
+
+pub(crate) type TestLimiter<R = Single<SmoothBursty>> = Arc<Shared<R, LoomClock>>;
 
 /// A request for one permit.
 pub(crate) const ONE: Demand<'_, u32> = Demand { ask: &1, priority: 0 };
@@ -171,5 +183,56 @@ impl Woken {
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Release);
+    }
+}
+
+/// One permit per second, none saved. The first permit is due.
+pub(crate) fn one_per_second() -> (TestLimiter, LoomClock) {
+    let clock = LoomClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
+    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+    (limiter, clock)
+}
+
+/// One permit per second, none saved. The first permit is taken, so the next is due at 1 s.
+pub(crate) fn first_taken() -> (TestLimiter, LoomClock) {
+    let (limiter, clock) = one_per_second();
+    limiter.try_acquire(ONE).expect("the first");
+    (limiter, clock)
+}
+
+/// A request that waits as a task does.
+pub(crate) struct Asking<R: Rule = Single<SmoothBursty>> {
+    pub(crate) limiter: TestLimiter<R>,
+    pub(crate) wait: Progress<R::Ask>,
+    pub(crate) waker: Waker,
+}
+
+impl<R: Rule> Asking<R> {
+    pub(crate) fn new(limiter: &TestLimiter<R>, ask: R::Ask) -> Asking<R> {
+        Asking { limiter: limiter.clone(), wait: Progress::new(ask), waker: Waker::from(Woken::new()) }
+    }
+
+    pub(crate) fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
+    }
+
+    /// Returns whether the request has its permits without another call: no clock moves, and no
+    /// queue is served.
+    pub(crate) fn is_granted(&mut self) -> bool {
+        self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
+    }
+
+    /// Like [`is_granted`](Asking::is_granted), and asserts that no request waits.
+    pub(crate) fn is_last_granted(&mut self) -> bool {
+        let waiting = lock(&self.limiter.line).len();
+        assert_eq!(waiting, 0, "nobody is left waiting");
+        self.is_granted()
+    }
+}
+
+impl<R: Rule> Drop for Asking<R> {
+    fn drop(&mut self) {
+        self.limiter.leave(&mut self.wait);
     }
 }
