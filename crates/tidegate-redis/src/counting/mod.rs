@@ -110,7 +110,11 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct StoreCountingLimit(Arc<Shared>, Blocks);
+pub struct StoreCountingLimit {
+    shared: Arc<Shared>,
+    /// Whether calls of this handle may block their thread.
+    blocks: Blocks,
+}
 
 /// The settings of a [`StoreCountingLimit`].
 #[derive(Clone, Debug)]
@@ -186,7 +190,7 @@ impl CountingBuilder {
             changed: Notify::new(),
             clock: DefaultClock::new(),
         };
-        Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))
+        Ok(StoreCountingLimit { shared: Arc::new(shared), blocks: Blocks::Yes })
     }
 }
 
@@ -194,28 +198,28 @@ impl StoreCountingLimit {
     /// Returns the limit that this process applies.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.0.limit()
+        self.shared.limit()
     }
 
     /// Changes the limit for this process, including requests that already wait, like
     /// [`CountingLimit::set_limit`](tidegate::CountingLimit::set_limit). Limits are not stored:
     /// each process decides by its own limit.
     pub fn set_limit(&self, limit: u32) {
-        self.0.set_limit(limit);
+        self.shared.set_limit(limit);
     }
 
     /// Sets the observer of this limit. The observer is notified of every call of this limit and
     /// its clones from now on, like [`StoreLimiter::observe`](crate::StoreLimiter::observe).
     /// Returns `false`, and changes nothing, if this limit already has its own observer.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
-        self.0.observers.observe(events)
+        self.shared.observers.observe(events)
     }
 
     /// Returns the clock by which [`Pause::until`] has its time, like
     /// [`StoreLimiter::clock`](crate::StoreLimiter::clock).
     #[must_use]
     pub fn clock(&self) -> &DefaultClock {
-        &self.0.clock
+        &self.shared.clock
     }
 
     /// Returns a snapshot of the limit, like [`AnyLimiter::status`], without blocking a thread.
@@ -226,9 +230,9 @@ impl StoreCountingLimit {
     ///
     /// [`Refusal::Unavailable`] if the store does not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
-        let pauses = self.0.known_pause.messages();
+        let pauses = self.shared.known_pause.messages();
         let report = self.ask(Operation::Status).await?;
-        self.0.known_pause.reported(pauses, report.paused_for);
+        self.shared.known_pause.reported(pauses, report.paused_for);
         let left = left(self.limit(), if report.before > 0 { u64::MAX } else { report.in_use });
         Ok(self.status_of(left, report.paused_for))
     }
@@ -264,7 +268,7 @@ impl StoreCountingLimit {
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         let was_paused = self.ask(Operation::Resume).await?.granted == [true];
         if was_paused {
-            self.0.observers.report(|events| events.resumed());
+            self.shared.observers.report(|events| events.resumed());
         }
         Ok(was_paused)
     }
@@ -276,16 +280,16 @@ impl StoreCountingLimit {
         if span.is_zero() {
             return None;
         }
-        self.0.observers.report(|events| events.paused(span));
+        self.shared.observers.report(|events| events.paused(span));
         Some(Operation::Pause(span))
     }
 
     async fn ask(&self, operation: Operation) -> Result<CallReport, AllRefusal> {
-        self.0.ask(operation).await.map_err(|away| away.refusal().into())
+        self.shared.ask(operation).await.map_err(|away| away.refusal().into())
     }
 
     fn status_of(&self, left: Left, paused_for: Duration) -> AllStatus {
-        let waiting = self.0.waiting();
+        let waiting = self.shared.waiting();
         // In a pause nothing is available.
         let left = if paused_for > Duration::ZERO { Left::new(left.limit, 0) } else { left };
         let status = Status::from(left).waiting(waiting).paused_for(paused_for);
@@ -294,7 +298,7 @@ impl StoreCountingLimit {
 
     fn watch(&self, request: &Request) -> Option<Watch> {
         let permits = u64::from(request.permits);
-        Watch::new(&self.0.observers, &[(permits, permits)])
+        Watch::new(&self.shared.observers, &[(permits, permits)])
     }
 
     fn begin_wait(&self, request: &AllRequest<'_>, waits_for_permits: bool) -> AcquireAny {
@@ -328,7 +332,7 @@ impl StoreCountingLimit {
         request: &Request,
         waits_for_permits: bool,
     ) -> Result<(AllPermits, Left), AllRefusal> {
-        let joined = Wait::join(&self.0, request, waits_for_permits);
+        let joined = Wait::join(&self.shared, request, waits_for_permits);
         let mut wait = joined.map_err(|refusal| self.refused(request, refusal.into()))?;
         let answer = (&mut wait).await;
         let (held, left) = answer.map_err(|refusal| self.refused(request, refusal))?;
@@ -384,7 +388,7 @@ methods!(StoreCountingLimit);
 impl Limiter for StoreCountingLimit {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let answer = Limiter::acquire_now(self, request);
-        self.0.store.block_on(self.1, answer).unwrap_or_else(Self::cannot_wait)
+        self.shared.store.block_on(self.blocks, answer).unwrap_or_else(Self::cannot_wait)
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -397,7 +401,7 @@ impl Limiter for StoreCountingLimit {
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let wait = Limiter::acquire(self, request);
-        self.0.store.block_on_permits(self.1, wait).unwrap_or_else(Self::cannot_wait)
+        self.shared.store.block_on_permits(self.blocks, wait).unwrap_or_else(Self::cannot_wait)
     }
 
     /// Takes a position in the queue of this process. It holds its permits from its grant until it
@@ -413,14 +417,15 @@ impl Limiter for StoreCountingLimit {
             let refused = |refusal: Refusal| {
                 let mut refusal = AllRefusal::from(refusal);
                 if request.wants_left
-                    && let Some(Ok(state)) = self.0.store.block_on(self.1, StoreCountingLimit::status(self))
+                    && let Some(Ok(state)) =
+                        self.shared.store.block_on(self.blocks, StoreCountingLimit::status(self))
                 {
                     refusal = refusal.with_left(state);
                 }
                 watch.take().into_iter().for_each(|watch| watch.answered(Err(&refusal)));
                 refusal
             };
-            Some(Wait::join(&self.0, &request, true).map_err(refused)?)
+            Some(Wait::join(&self.shared, &request, true).map_err(refused)?)
         };
         Ok(AnyReservation::new(InUseReservation { of: self.clone(), request, wait, watch, claimed: None }))
     }
@@ -428,7 +433,7 @@ impl Limiter for StoreCountingLimit {
     /// While the store does not reply, nothing is available.
     fn status(&self) -> AllStatus {
         let nothing = Left::new(self.limit().into(), 0);
-        let state = self.0.store.block_on(self.1, StoreCountingLimit::status(self));
+        let state = self.shared.store.block_on(self.blocks, StoreCountingLimit::status(self));
         state.and_then(Result::ok).unwrap_or_else(|| self.status_of(nothing, Duration::ZERO))
     }
 
@@ -439,13 +444,14 @@ impl Limiter for StoreCountingLimit {
 
     /// Applies to all processes. The message is not waited for. Permits that are out stay out.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.begin_pause(pause).into_iter().for_each(|operation| self.0.send_detached(operation));
+        self.begin_pause(pause).into_iter().for_each(|operation| self.shared.send_detached(operation));
         Ok(())
     }
 
     fn resume(&self) -> bool {
-        let Some(was_paused) = self.0.store.block_on(self.1, StoreCountingLimit::resume(self)) else {
-            self.0.send_detached(Operation::Resume);
+        let Some(was_paused) = self.shared.store.block_on(self.blocks, StoreCountingLimit::resume(self))
+        else {
+            self.shared.send_detached(Operation::Resume);
             return false;
         };
         was_paused.unwrap_or(false)
@@ -468,23 +474,24 @@ impl Limiter for StoreCountingLimit {
 
     /// Applies to this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.0.close())
+        Ok(self.shared.close())
     }
 
     fn is_closed(&self) -> bool {
-        self.0.check(1) == Err(Refusal::Closed)
+        self.shared.check(1) == Err(Refusal::Closed)
     }
 
     fn non_blocking(&self) -> Option<AnyLimiter> {
-        let non_blocking = || AnyLimiter::new(StoreCountingLimit(self.0.clone(), Blocks::No));
-        (self.1 == Blocks::Yes).then(non_blocking)
+        let non_blocking =
+            || AnyLimiter::new(StoreCountingLimit { shared: self.shared.clone(), blocks: Blocks::No });
+        (self.blocks == Blocks::Yes).then(non_blocking)
     }
 }
 
 impl fmt::Debug for StoreCountingLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreCountingLimit")
-            .field("store", &self.0.store)
+            .field("store", &self.shared.store)
             .field("limit", &self.limit())
             .finish_non_exhaustive()
     }
@@ -553,8 +560,8 @@ impl Reserved for InUseReservation {
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        let StoreCountingLimit(limit, blocks) = self.of.clone();
-        let claimed = limit.store.block_on_permits(blocks, self);
+        let StoreCountingLimit { shared, blocks } = self.of.clone();
+        let claimed = shared.store.block_on_permits(blocks, self);
         claimed.unwrap_or_else(StoreCountingLimit::cannot_wait)
     }
 

@@ -121,16 +121,20 @@ use reserved::StoreReservation;
 /// [`Refusal::Unavailable`]. There, `status` reports that nothing is available, and `resume` does
 /// not wait for its message, and returns `false`. Spawn a task that awaits the permits instead.
 #[derive(Clone)]
-pub struct StoreLimiter(Arc<Line>, Blocks);
+pub struct StoreLimiter {
+    line: Arc<Line>,
+    /// Whether calls of this handle may block their thread.
+    blocks: Blocks,
+}
 
 impl StoreLimiter {
     fn new(line: Arc<Line>) -> StoreLimiter {
-        StoreLimiter(line, Blocks::Yes)
+        StoreLimiter { line, blocks: Blocks::Yes }
     }
 
     /// Waits for a future on this thread. Returns `None` if this thread must not wait.
     fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        self.0.set.store.block_on(self.1, future)
+        self.line.set.store.block_on(self.blocks, future)
     }
 
     /// Sets whether requests that would be refused pass without permits, for trying out a limit. It
@@ -148,19 +152,19 @@ impl StoreLimiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_shadow(&self, shadow: bool) {
-        self.0.set.shadow.store(shadow, Ordering::Relaxed);
+        self.line.set.shadow.store(shadow, Ordering::Relaxed);
     }
 
     /// Returns whether the limiter is in [shadow mode](StoreLimiter::set_shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        self.0.set.shadow.load(Ordering::Relaxed)
+        self.line.set.shadow.load(Ordering::Relaxed)
     }
 
     /// Bounds the requests that wait from now on, like [`LimiterBuilder::queue_bounds`]. Requests
     /// that wait already stay.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
-        self.0.set_bounds(bounds);
+        self.line.set_bounds(bounds);
     }
 
     /// Sets the observer of this limiter. It is notified of every call of this limiter and its
@@ -185,14 +189,14 @@ impl StoreLimiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
-        self.0.set.observers.observe(events)
+        self.line.set.observers.observe(events)
     }
 
     /// Returns the clock by which [`Pause::until`] has its time. It begins when the limiter is
     /// built. The store decides by its own clock.
     #[must_use]
     pub fn clock(&self) -> &DefaultClock {
-        &self.0.set.clock
+        &self.line.set.clock
     }
 
     /// Resets every limit to its initial state, for all processes: permits taken before no longer
@@ -210,11 +214,11 @@ impl StoreLimiter {
     /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have reset
     /// the limits.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
-        if let Some(leases) = &self.0.leases {
+        if let Some(leases) = &self.line.leases {
             leases.discard(None);
         }
         self.ask(Operation::Reset, &[]).await?;
-        self.0.resumed();
+        self.line.resumed();
         self.resume_leases();
         Ok(())
     }
@@ -227,7 +231,7 @@ impl StoreLimiter {
     /// Returns [`Refusal::Unavailable`] if the store did not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
         let reply = self.ask(Operation::Status, &[]).await?;
-        Ok(self.0.status_of(&reply, Duration::ZERO))
+        Ok(self.line.status_of(&reply, Duration::ZERO))
     }
 
     /// Pauses the limits for all processes, like [`AnyLimiter::pause`], and waits until the store
@@ -290,11 +294,11 @@ impl StoreLimiter {
     /// the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         let reply = self.ask(Operation::Resume, &[]).await?;
-        self.0.resumed();
+        self.line.resumed();
         let was_paused = reply.limits.iter().any(|report| report.other > 0);
         if was_paused {
             self.resume_leases();
-            self.0.set.observers.report(|events| events.resumed());
+            self.line.set.observers.report(|events| events.resumed());
         }
         Ok(was_paused)
     }
@@ -335,7 +339,7 @@ impl StoreLimiter {
     pub async fn refund<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         let costs = self.debited(&costs.into())?;
         self.ask(Operation::Refund { due: NO_GRANT }, &costs).await?;
-        self.0.move_up(&costs);
+        self.line.move_up(&costs);
         Ok(())
     }
 
@@ -360,34 +364,34 @@ impl StoreLimiter {
     /// Pauses this process. Returns the operation that pauses the store; nothing if the pause is
     /// over.
     fn begin_pause(&self, pause: Pause) -> Option<Operation> {
-        let now = self.0.set.now();
+        let now = self.line.set.now();
         let span = pause.end(now).saturating_since(now).as_duration();
         if span.is_zero() {
             return None;
         }
-        if let Some(leases) = &self.0.leases {
+        if let Some(leases) = &self.line.leases {
             leases.end();
         }
-        self.0.prolong_pause(span);
-        self.0.set.observers.report(|events| events.paused(span));
+        self.line.prolong_pause(span);
+        self.line.set.observers.report(|events| events.paused(span));
         Some(Operation::Pause { span, keep_permits: pause.keeps_permits() })
     }
 
     fn resume_leases(&self) {
-        self.0.leases.iter().for_each(|leases| leases.resume());
+        self.line.leases.iter().for_each(|leases| leases.resume());
     }
 
     fn debited(&self, costs: &AllRequest<'_>) -> Result<Costs, AllRefusal> {
         let others = u64::from(costs.others().unwrap_or(1));
-        self.0.set.costs(costs, (others, others))
+        self.line.set.costs(costs, (others, others))
     }
 
     /// Returns the member of this name, and the most permits that each member keeps.
     fn kept(&self, name: &str, permits: u64) -> Result<(usize, Costs), AllRefusal> {
-        let member = self.0.set.find(name)?;
+        let member = self.line.set.find(name)?;
         // The other members keep any number of permits. A script counts below 2^53.
         let any = 1 << 52;
-        let mut costs = vec![(any, any); self.0.set.members.len()];
+        let mut costs = vec![(any, any); self.line.set.members.len()];
         costs[member] = (permits.min(any), permits.min(any));
         Ok((member, costs))
     }
@@ -395,32 +399,32 @@ impl StoreLimiter {
     /// Drops the permits of a member that this process has on lease, unless `permits` are as many
     /// as there may be. Returns how many it dropped.
     fn discard_beyond(&self, member: usize, permits: u64) -> u64 {
-        let now = self.0.set.now();
-        let leases = self.0.leases.as_ref().filter(|leases| permits < leases.most(member, now));
+        let now = self.line.set.now();
+        let leases = self.line.leases.as_ref().filter(|leases| permits < leases.most(member, now));
         leases.map_or(0, |leases| leases.discard(Some(member)))
     }
 
     async fn ask(&self, operation: Operation, costs: &[Cost]) -> Result<Reply, AllRefusal> {
-        self.0.set.ask(operation, costs).await.map_err(|away| away.refusal().into())
+        self.line.set.ask(operation, costs).await.map_err(|away| away.refusal().into())
     }
 
     /// Returns the decision of the leases, if they can decide.
     fn by_lease(&self, request: &AllRequest<'_>) -> Option<Result<AllPermits, AllRefusal>> {
-        let answer = self.0.leases_for(request)?.try_acquire(request)?;
+        let answer = self.line.leases_for(request)?.try_acquire(request)?;
         self.report_answer(request, &answer);
         Some(answer)
     }
 
     /// Returns the decision of the store, without a wait for permits.
     fn by_store(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let ask = match OwnedRequest::new(&self.0.set, request) {
+        let ask = match OwnedRequest::new(&self.line.set, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0.set.observers, &ask.costs);
-            let came = this.0.set.now();
+            let watch = Watch::new(&this.line.set.observers, &ask.costs);
+            let came = this.line.set.now();
             this.decided(ask, Duration::ZERO, came, None, watch).await
         })
     }
@@ -440,9 +444,9 @@ impl StoreLimiter {
     }
 
     fn report_answer(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
-        if !self.0.set.observers.is_empty()
-            && let Ok(ask) = OwnedRequest::new(&self.0.set, request)
-            && let Some(watch) = Watch::new(&self.0.set.observers, &ask.costs)
+        if !self.line.set.observers.is_empty()
+            && let Ok(ask) = OwnedRequest::new(&self.line.set, request)
+            && let Some(watch) = Watch::new(&self.line.set.observers, &ask.costs)
         {
             watch.answered(answer.as_ref());
         }
@@ -458,7 +462,7 @@ impl StoreLimiter {
         number: Option<u64>,
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
-        let line = &self.0;
+        let line = &self.line;
         let admitted = self.wait(&ask, longest, came, number).await;
         let admitted = with_left(admitted, ask.all_else.wants_left, self.status()).await;
         match (&admitted, watch) {
@@ -484,14 +488,14 @@ impl StoreLimiter {
         if ask.all_else.exempt {
             return Ok(Admitted::Exempt);
         }
-        self.0.set.check(&ask.costs)?;
-        let (set, mut returning) = (&self.0.set, None);
+        self.line.set.check(&ask.costs)?;
+        let (set, mut returning) = (&self.line.set, None);
         loop {
             let recoveries = set.store.recoveries();
             // The request waited for a lease, or for a share, before it joins the queue.
             let before = number.map_or(Nanos::ZERO, |_| set.now().saturating_since(came)).as_duration();
             let asked = ask.asked(set, self.rest(longest, came), came, true);
-            let ticket = Ticket::new(&self.0, asked, number);
+            let ticket = Ticket::new(&self.line, asked, number);
             drop(returning.take());
             number = Some(ticket.number());
             let undecided = match ticket.await {
@@ -524,8 +528,8 @@ impl StoreLimiter {
         recoveries: u64,
         returning: &mut Option<Returning>,
     ) -> Option<Result<Admitted, AllRefusal>> {
-        let set = &self.0.set;
-        match self.0.fallback(undecided) {
+        let set = &self.line.set;
+        match self.line.fallback(undecided) {
             Fallback::Grant => Some(Ok(Admitted::Unlimited)),
             Fallback::Refuse(refusal) => Some(Err(refusal)),
             Fallback::Paused(refusal)
@@ -534,7 +538,7 @@ impl StoreLimiter {
                 Some(Err(refusal))
             }
             Fallback::Paused(_) => {
-                *returning = Some(Returning::new(&self.0, recoveries));
+                *returning = Some(Returning::new(&self.line, recoveries));
                 let ended = self.until_closed(self.pause_ended());
                 self.until_recovery(recoveries, ended).await?.err().map(Err)
             }
@@ -545,7 +549,7 @@ impl StoreLimiter {
                 let answer = match rest {
                     Duration::ZERO => share.try_acquire_many(request),
                     Duration::MAX => {
-                        *returning = Some(Returning::new(&self.0, recoveries));
+                        *returning = Some(Returning::new(&self.line, recoveries));
                         self.until_recovery(recoveries, wait(request)).await??
                     }
                     // The store might not serve in time a request that the share has accepted.
@@ -560,13 +564,13 @@ impl StoreLimiter {
     /// Otherwise requests that wait for shares would be granted in addition to those that the store
     /// grants.
     async fn until_recovery<T>(&self, recoveries: u64, wait: impl Future<Output = T>) -> Option<T> {
-        let store = &self.0.set.store;
+        let store = &self.line.set.store;
         let mut back = store.watch_recovery();
         if store.recoveries() != recoveries {
             back.mark_changed();
         }
         // The server of another limit may have come back.
-        let comes_back = async { while back.changed().await.is_ok() && self.0.set.is_failing() {} };
+        let comes_back = async { while back.changed().await.is_ok() && self.line.set.is_failing() {} };
         match select(pin!(wait), pin!(guarded(comes_back))).await {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,
@@ -575,7 +579,7 @@ impl StoreLimiter {
 
     /// Waits for permits of a share, until this process learns of a pause.
     async fn until_paused<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
-        match select(pin!(self.0.set.known_pause.until_changed(false)), pin!(wait)).await {
+        match select(pin!(self.line.set.known_pause.until_changed(false)), pin!(wait)).await {
             Either::Left(_) => None,
             Either::Right((answer, _)) => Some(answer),
         }
@@ -583,7 +587,7 @@ impl StoreLimiter {
 
     /// Waits for the end of the pause that this process knows of.
     async fn pause_ended(&self) -> Result<(), AllRefusal> {
-        let (set, clock) = (&self.0.set, DefaultClock::clone(&self.0.set.clock));
+        let (set, clock) = (&self.line.set, DefaultClock::clone(&self.line.set.clock));
         let end = set.now().saturating_add(Nanos::from_duration(set.known_pause.rest()));
         _ = select(pin!(clock.sleep_until(end)), pin!(set.known_pause.until_changed(true))).await;
         Ok(())
@@ -593,7 +597,7 @@ impl StoreLimiter {
     fn rest(&self, longest: Duration, came: Nanos) -> Duration {
         match longest {
             Duration::MAX => longest,
-            longest => longest.saturating_sub(self.0.set.now().saturating_since(came).as_duration()),
+            longest => longest.saturating_sub(self.line.set.now().saturating_since(came).as_duration()),
         }
     }
 
@@ -602,8 +606,8 @@ impl StoreLimiter {
         &self,
         wait: impl Future<Output = Result<T, AllRefusal>>,
     ) -> Result<T, AllRefusal> {
-        let _waiting = Counted::new(&self.0.waiting);
-        let mut closed = self.0.set.closed.subscribe();
+        let _waiting = Counted::new(&self.line.waiting);
+        let mut closed = self.line.set.closed.subscribe();
         match select(pin!(wait), pin!(guarded(closed.wait_for(|closed| *closed)))).await {
             Either::Left((answer, _)) => answer,
             Either::Right(_) => Err(Refusal::Closed.into()),
@@ -615,8 +619,8 @@ impl StoreLimiter {
 impl fmt::Debug for StoreLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreLimiter")
-            .field("store", &self.0.set.store)
-            .field("limits", &self.0.set.members)
+            .field("store", &self.line.set.store)
+            .field("limits", &self.line.set.members)
             .finish_non_exhaustive()
     }
 }
@@ -639,17 +643,17 @@ impl Limiter for StoreLimiter {
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let ask = match OwnedRequest::new(&self.0.set, request) {
+        let ask = match OwnedRequest::new(&self.line.set, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
-        let line = self.0.leases_for(request).and_then(|leases| leases.acquire(request));
+        let line = self.line.leases_for(request).and_then(|leases| leases.acquire(request));
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0.set.observers, &ask.costs);
-            let (came, mut number) = (this.0.set.now(), None);
-            if let (Some(leases), Some(line)) = (&this.0.leases, line) {
-                let (are_held, arrive) = (|| this.0.is_held(), || number = Some(this.0.arrive()));
+            let watch = Watch::new(&this.line.set.observers, &ask.costs);
+            let (came, mut number) = (this.line.set.now(), None);
+            if let (Some(leases), Some(line)) = (&this.line.leases, line) {
+                let (are_held, arrive) = (|| this.line.is_held(), || number = Some(this.line.arrive()));
                 let answer = leases.wait(line, &ask.costs, ask.all_else.within, are_held, arrive);
                 if let Some(answer) = answer.await {
                     if let Some(watch) = watch {
@@ -665,7 +669,7 @@ impl Limiter for StoreLimiter {
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let wait = Limiter::acquire(self, request);
-        self.waited(request, self.0.set.store.block_on_permits(self.1, wait))
+        self.waited(request, self.line.set.store.block_on_permits(self.blocks, wait))
     }
 
     /// The reservation is a booking at the store. If it is dropped, the booking is given back, as
@@ -673,11 +677,11 @@ impl Limiter for StoreLimiter {
     /// of this process, or is refused. A reservation that is settled before the store decided takes
     /// nothing, and the permits named by that call are charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let mut reserved = StoreReservation::new(self, OwnedRequest::new(&self.0.set, request)?);
-        if let Some(refusal) = reserved.refused_at_once(self.1) {
+        let mut reserved = StoreReservation::new(self, OwnedRequest::new(&self.line.set, request)?);
+        if let Some(refusal) = reserved.refused_at_once(self.blocks) {
             return Err(refusal);
         }
-        if self.1 == Blocks::Yes && !reserved.is_decided() {
+        if self.blocks == Blocks::Yes && !reserved.is_decided() {
             match self.block_on(poll_fn(|context| reserved.poll_decided(context))) {
                 Some(decided) => decided?,
                 None => return Err(reserved.give_up(Away::WOULD_BLOCK.refusal().into())),
@@ -689,11 +693,11 @@ impl Limiter for StoreLimiter {
     /// If the store does not reply, nothing is available.
     fn status(&self) -> AllStatus {
         self.block_on(StoreLimiter::status(self)).and_then(Result::ok).unwrap_or_else(|| {
-            let members = self.0.set.members.iter().map(|member| {
+            let members = self.line.set.members.iter().map(|member| {
                 let nothing = tidegate::Left::new(member.terms.limit, 0);
                 (member.name.as_str(), Status::from(nothing).rate(member.terms.rate))
             });
-            AllStatus::new(members).waiting(self.0.waiting())
+            AllStatus::new(members).waiting(self.line.waiting())
         })
     }
 
@@ -706,7 +710,7 @@ impl Limiter for StoreLimiter {
     /// still granted during the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         if let Some(operation) = self.begin_pause(pause) {
-            self.0.set.send_detached(operation, &[]);
+            self.line.set.send_detached(operation, &[]);
         }
         Ok(())
     }
@@ -716,8 +720,8 @@ impl Limiter for StoreLimiter {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
                 self.resume_leases();
-                self.0.set.send_detached(Operation::Resume, &[]);
-                self.0.resumed();
+                self.line.set.send_detached(Operation::Resume, &[]);
+                self.line.resumed();
                 false
             }
         }
@@ -725,38 +729,39 @@ impl Limiter for StoreLimiter {
 
     /// Does not wait for the reply.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.0.set.send_detached(Operation::Debit, &self.debited(costs)?);
+        self.line.set.send_detached(Operation::Debit, &self.debited(costs)?);
         Ok(())
     }
 
     /// Does not wait for the reply.
     fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.0.settle(NO_GRANT, &self.debited(costs)?);
+        self.line.settle(NO_GRANT, &self.debited(costs)?);
         Ok(())
     }
 
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
-        if self.1 == Blocks::No {
+        if self.blocks == Blocks::No {
             let (member, costs) = self.kept(name, permits)?;
             self.discard_beyond(member, permits);
-            self.0.set.send_detached(Operation::Keep, &costs);
+            self.line.set.send_detached(Operation::Keep, &costs);
             return Ok(0);
         }
-        self.0.set.find(name)?;
+        self.line.set.find(name)?;
         let taken = self.block_on(StoreLimiter::keep_at_most(self, name, permits));
         taken.unwrap_or_else(|| Err(Away::WOULD_BLOCK.refusal().into()))
     }
 
     /// Applies to this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.0.close())
+        Ok(self.line.close())
     }
 
     fn is_closed(&self) -> bool {
-        *self.0.set.closed.borrow()
+        *self.line.set.closed.borrow()
     }
 
     fn non_blocking(&self) -> Option<AnyLimiter> {
-        (self.1 == Blocks::Yes).then(|| AnyLimiter::new(StoreLimiter(self.0.clone(), Blocks::No)))
+        (self.blocks == Blocks::Yes)
+            .then(|| AnyLimiter::new(StoreLimiter { line: self.line.clone(), blocks: Blocks::No }))
     }
 }

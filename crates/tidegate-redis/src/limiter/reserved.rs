@@ -59,20 +59,20 @@ impl StoreReservation {
     /// Makes a reservation now.
     pub(super) fn new(of: &StoreLimiter, ask: OwnedRequest) -> StoreReservation {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
-        let watch = Watch::new(&of.0.set.observers, &ask.costs);
-        let began = of.0.set.now();
+        let watch = Watch::new(&of.line.set.observers, &ask.costs);
+        let began = of.line.set.now();
         let (left, is_degraded) = (None, false);
         let mut reserved =
             StoreReservation { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
         if reserved.ask.all_else.exempt {
             reserved.watch.take().into_iter().for_each(Watch::exempted);
-        } else if let Err(refusal) = of.0.set.check(&reserved.ask.costs) {
+        } else if let Err(refusal) = of.line.set.check(&reserved.ask.costs) {
             reserved.refuse(refusal);
         } else {
-            let mut asked = reserved.ask.asked(&of.0.set, reserved.longest(), began, false);
+            let mut asked = reserved.ask.asked(&of.line.set, reserved.longest(), began, false);
             // A blocked thread does not wait for a store that is away.
-            asked.waits_for_store &= of.1 == Blocks::No;
-            reserved.stage = Stage::Waits(Ticket::new(&of.0, asked, None));
+            asked.waits_for_store &= of.blocks == Blocks::No;
+            reserved.stage = Stage::Waits(Ticket::new(&of.line, asked, None));
         }
         reserved
     }
@@ -157,9 +157,9 @@ impl StoreReservation {
 
     /// Decides the request without the store.
     fn decide_alone(&mut self, undecided: Away) {
-        let set = self.of.0.set.clone();
+        let set = self.of.line.set.clone();
         set.store.count_degraded();
-        match self.of.0.fallback(undecided) {
+        match self.of.line.fallback(undecided) {
             Fallback::Grant => {
                 self.is_degraded = true;
                 let grant = Grant::new(0, Nanos::ZERO);
@@ -181,17 +181,17 @@ impl StoreReservation {
 
     /// Takes the permits that the store granted.
     fn claim(&mut self, granted: &Granted) -> (Grant, Option<Used>) {
-        self.of.0.set.log_grant(&granted.reply);
+        self.of.line.set.log_grant(&granted.reply);
         if let Some(watch) = self.watch.take() {
-            report_granted(watch, &self.of.0.set, granted);
+            report_granted(watch, &self.of.line.set, granted);
         }
-        self.left = left(&self.of.0, &self.ask, granted);
+        self.left = left(&self.of.line, &self.ask, granted);
         let used: Vec<u64> = match granted.reply.answer {
             Answer::Shadow => vec![0; granted.reply.permits.len()],
             _ => granted.reply.permits.clone(),
         };
         let used = used.iter().any(|n| *n > 0).then_some(Used(used, granted.reply.due));
-        (grant(&self.of.0.set, &self.ask, granted), used)
+        (grant(&self.of.line.set, &self.ask, granted), used)
     }
 }
 
@@ -217,7 +217,7 @@ impl Future for StoreReservation {
                         }
                         // An unclaimed reservation gives its permits back.
                         if reservation.due_in().is_zero()
-                            && let Some(refusal) = this.of.0.set.known_pause.refusal()
+                            && let Some(refusal) = this.of.line.set.known_pause.refusal()
                         {
                             this.refuse(refusal);
                             continue;
@@ -247,7 +247,7 @@ impl Reserved for StoreReservation {
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        let StoreLimiter(line, blocks) = self.of.clone();
+        let StoreLimiter { line, blocks } = self.of.clone();
         let claimed = line.set.store.block_on_permits(blocks, self);
         claimed.unwrap_or_else(|| Err(Away::WOULD_BLOCK.refusal().into()))
     }
@@ -264,7 +264,7 @@ impl Reserved for StoreReservation {
     }
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let line = self.of.0.clone();
+        let line = self.of.line.clone();
         let set = &line.set;
         let asked = set.used(self.asked(), used)?;
         if matches!(self.stage, Stage::Waits(_)) && asked.iter().all(|n| *n == 0) {
