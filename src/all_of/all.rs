@@ -12,7 +12,7 @@ use crate::all_of::name::Name;
 use crate::all_of::of_keys::KeyCleanup;
 use crate::all_of::weights::Weights;
 use crate::clock::Timer;
-use crate::counting::{CountingLimit, CountingPermit};
+use crate::counting::{CountingLimit, CountingPermit, give_back_together};
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::limiter::change::{TIMES_CHANGED, WEIGHTS_CHANGED};
@@ -130,6 +130,14 @@ impl Permits {
         match self.first {
             None => self.first = Some(permit),
             Some(_) => self.more.get_or_insert_default().push(permit),
+        }
+    }
+}
+
+impl Drop for Permits {
+    fn drop(&mut self) {
+        if let Some(more) = self.more.take() {
+            give_back_together(self.first.take().into_iter().chain(*more));
         }
     }
 }

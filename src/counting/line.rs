@@ -53,6 +53,12 @@
 //! waits for permits that it never gets. The Release and the Acquire forbid this execution. A
 //! composite with a seat that reads the old count is notified.
 //!
+//! **Permits that come back together.** A grant of several limits gives all of its permits back
+//! before it serves the first line, so that a composite that waits for several of them finds all.
+//! It then serves the line whose first entry came first, and so on. Entries and seats of all lines
+//! are numbered by one counter. Its order among lines matters only for entries that came one after
+//! the other, and within a line it is incremented under the lock: Relaxed is enough.
+//!
 //! **Closing.** Closing takes more permits than can ever exist, in one operation on `word`. So
 //! closing is ordered with all takes and all checks, as a taken permit is. A request that joins
 //! before closing is in the line and is refused under the lock. A request that joins after closing
@@ -107,6 +113,10 @@ pub(crate) struct Pool {
     pub(crate) events: Observers,
 }
 
+/// The last number of an entry or a seat of any line. It is not one of loom's atomics, because it
+/// only gives numbers.
+static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
 /// The line of waiters. Entries and seats are numbered in order of arrival, from 1 on.
 struct Waiters {
     entries: BTreeMap<u64, Entry>,
@@ -116,7 +126,6 @@ struct Waiters {
     answers: BTreeMap<u64, Result<(), Refusal>>,
     /// All seats, parked or in the line.
     seats: BTreeMap<u64, Seat>,
-    last: u64,
     /// Whether the flag of `word` is up.
     flag: bool,
 }
@@ -139,9 +148,9 @@ impl Waiters {
         self.entries.first_key_value().is_none_or(|(first, _)| *first >= number)
     }
 
-    fn number(&mut self) -> u64 {
-        self.last += 1;
-        self.last
+    /// Returns a new number. The caller holds the lock of the line that it is for.
+    fn number() -> u64 {
+        LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
     }
 
     /// Ends the wait of a waiter in the line, with this result.
@@ -161,7 +170,6 @@ impl Pool {
             large: BTreeSet::new(),
             answers: BTreeMap::new(),
             seats: BTreeMap::new(),
-            last: 0,
             flag: false,
         };
         Pool {
@@ -241,11 +249,22 @@ impl Pool {
     /// Gives permits back. Takes no lock unless other requests wait for them.
     #[inline]
     pub(super) fn give_back(&self, n: u32) {
-        // Release: the next holder sees what this holder did. One operation adds and reads the
-        // flag: a flag read before the addition could miss a waiter that joins in between.
-        if self.word.fetch_add(weight(n), Ordering::Release) & LINE != 0 {
+        if self.add_back(n) {
             self.serve_line();
         }
+    }
+
+    /// Gives permits back, and returns whether the line is to be served.
+    #[inline]
+    pub(super) fn add_back(&self, n: u32) -> bool {
+        // Release: the next holder sees what this holder did. One operation adds and reads the
+        // flag: a flag read before the addition could miss a waiter that joins in between.
+        self.word.fetch_add(weight(n), Ordering::Release) & LINE != 0
+    }
+
+    /// Returns the number of the first entry of the line.
+    pub(super) fn first_number(&self) -> u64 {
+        lock(&self.line).entries.first_key_value().map_or(u64::MAX, |(number, _)| *number)
     }
 
     #[cold]
@@ -410,7 +429,7 @@ impl Pool {
                 deferred.discard.push(waker);
                 return Ok(());
             }
-            let number = line.number();
+            let number = Waiters::number();
             line.entries.insert(number, Entry::Waiter { n, waker });
             if n > 1 {
                 // Waiters for one permit are left out: they are never refused, because the limit
@@ -463,7 +482,7 @@ impl Pool {
     /// Adds a parked seat behind all others. Its composite is notified when the limit is lowered.
     pub(crate) fn take_seat(&self, composite: Weak<dyn Recheck>) -> u64 {
         let mut line = lock(&self.line);
-        let number = line.number();
+        let number = Waiters::number();
         line.seats.insert(number, Seat { notified: false, composite });
         number
     }

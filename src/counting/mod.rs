@@ -18,6 +18,7 @@ use crate::grant::Left;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking::block_on;
 use crate::limiter::events::{Events, Observers};
+use crate::line::deferred::{resume_panic, run};
 use crate::policy::Policy;
 use crate::status::Status;
 use crate::time::Nanos;
@@ -484,9 +485,28 @@ impl CountingPermit {
     }
 }
 
+/// Gives permits of several limits back: all of them, and then serves the lines in the order of
+/// their first entries. See `counting/line.rs`.
+pub(crate) fn give_back_together(permits: impl Iterator<Item = CountingPermit>) {
+    let given_back = |mut permit: CountingPermit| {
+        let n = std::mem::take(&mut permit.n);
+        permit.pool.add_back(n).then(|| permit.pool.clone())
+    };
+    let mut lines: Vec<_> = permits.filter_map(given_back).collect();
+    lines.sort_by_cached_key(|pool| pool.first_number());
+    let mut panic = None;
+    for pool in lines {
+        run(&mut panic, || pool.serve_line());
+    }
+    resume_panic(panic);
+}
+
 impl Drop for CountingPermit {
     fn drop(&mut self) {
-        self.pool.give_back(self.n);
+        // Zero: the permits were given back together with others.
+        if self.n > 0 {
+            self.pool.give_back(self.n);
+        }
     }
 }
 

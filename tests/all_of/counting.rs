@@ -668,3 +668,33 @@ fn limits_change_beside_threads_that_take_from_several() {
     assert_eq!(limits.each_ref().map(CountingLimit::available), [MOST; 2]);
     assert_eq!((slow.status().waiting, fast.status().waiting), (0, 0));
 }
+
+/// The permits of a call come back together, and the earliest of the requests that wait for them
+/// gets them, whatever the order of its limits. It was their order in memory that decided.
+#[test]
+fn permits_that_come_back_together_go_to_the_earliest_request() {
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    let cases = [(0, 1), (1, 1), (10_000, 1), (0, 2), (10_000, 2)];
+    for ([a, b, c], (gap, most)) in orders.into_iter().flat_map(|order| cases.map(|case| (order, case))) {
+        let clock = ManualClock::new();
+        let limits = [(); 3].map(|()| CountingLimit::with_clock(1, clock.clone()));
+        let [a, b, c] = [&limits[a], &limits[b], &limits[c]];
+        a.set_limit(most);
+        let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 1000), clock.clone());
+        let of = |limits: [&CountingLimit; 2]| {
+            AllOf::new("rate", &rate).with_counting("first", limits[0]).with_counting("second", limits[1])
+        };
+        let held = of([a, c]).try_acquire().expect("all are free");
+        clock.advance(gap * MS);
+        let (earlier, later) = (of([b, c]), of([a, b]));
+        let mut earlier = spawn_pending(earlier.acquire());
+        clock.advance(gap * MS);
+        let mut later = spawn_pending(later.acquire_many([("first", most)]));
+        clock.advance(gap * MS);
+        drop(held);
+        let earlier = assert_ready!(earlier.poll()).expect("it waited first");
+        assert_pending!(later.poll());
+        drop(earlier);
+        let _later = assert_ready!(later.poll()).expect("all are free");
+    }
+}
