@@ -306,8 +306,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
         taken
     }
 
-    /// Carries out a part of a pause: no permit accrues from `stop.from` to `stop.to`, so the stored
-    /// permits and the negative balance stay as they are at `stop.from`. Unless
+    /// Carries out a part of a pause: no permit accrues from `stop.from` to `stop.to`, so the
+    /// stored permits and the negative balance stay as they are at `stop.from`. Unless
     /// `stop.keeps_permits`, the pause ends at `stop.to`, and the state is left as if it were empty
     /// then: permits accrue one after the other, the first permit an interval after `stop.to`. A
     /// negative balance stays. Returns the level of the state afterwards.
