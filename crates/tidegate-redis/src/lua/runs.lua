@@ -84,7 +84,7 @@ if has_back then
     local run = runs[i]
     if not run or run.high < number then return known end
     local before, behind = run.text:sub(33), ''
-    if is_known(run) and l.kind == kinds[BUCKET] then
+    if is_known(run) then
       local made, rest = replay(l, run, number, due, n)
       if made then known, behind = made, rest end
     end

@@ -124,6 +124,42 @@ fn bookings_that_are_dropped_one_by_one_leave_no_trace() {
     }
 }
 
+/// A later request takes a part of the first of two bookings that were dropped one behind the other,
+/// and so forgot the value from before the second one: that one stayed debited for a window after
+/// all bookings behind it were dropped as well.
+#[test]
+fn a_part_of_a_dropped_booking_does_not_keep_the_bookings_behind_it() {
+    let Some(mut store) = Store::new() else { return };
+    let lines = ["fixed_window 20/s", "sliding_window 20/s cells 4", "sliding_estimate 20/s"];
+    for line in lines.into_iter().chain(["token_bucket 20/s burst 20 interval_refill"]) {
+        let limit = Limit::new(line);
+        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, key: line.into() };
+        let second = START - START % 1_000_000;
+        let at = |ms: u64| second + 1000 * ms;
+        let mut ask = |ms, operation, n| store.call(operation, at(ms), &[limit.part(n, &[])]);
+        assert_eq!(ask(74, TRY, 20).answer, Answer::Done, "{line}");
+        let dropped =
+            [ask(231, ANY_WAIT, 20), ask(798, ANY_WAIT, 8), ask(805, ANY_WAIT, 14), ask(806, ANY_WAIT, 20)];
+        let [_, first, middle, last] = &dropped;
+        give_back(&mut store, at(1301), &limit, first, 8);
+        give_back(&mut store, at(1508), &limit, middle, 14);
+        let small = store.call(ANY_WAIT, at(1540), &[limit.part(2, &[])]);
+        assert!(due(&small) <= due(first), "{line}");
+        give_back(&mut store, at(1929), &limit, last, 20);
+        // All that the small request and the first booking leave is there when these are due.
+        let later = due(first).max(at(2010));
+        let state = store.call(Operation::Status, later, &[limit.part(0, &[])]);
+        let alone = Limit { key: format!("{line} alone"), ..Limit::new(line) };
+        let alone = Limit { terms: Terms { longest: None, ..alone.terms }, ..alone };
+        assert_eq!(store.call(TRY, at(74), &[alone.part(20, &[])]).answer, Answer::Done, "{line}");
+        for n in [20, 2] {
+            store.call(ANY_WAIT, at(231), &[alone.part(n, &[])]);
+        }
+        let expected = store.call(Operation::Status, later, &[alone.part(0, &[])]);
+        assert_eq!(state.limits, expected.limits, "{line}");
+    }
+}
+
 /// Random requests, many of which are dropped at random: the grants are within the bound. In storms
 /// many come, or are dropped, at once, so that more bookings are free than a call parses.
 #[test]
