@@ -20,7 +20,7 @@ use crate::time::Nanos;
 type Two = Both<TokenBucket, TokenBucket>;
 type Limiter = Arc<Shared<Single<Two>, LoomClock>>;
 
-const TWO: Demand<'_, u32> = Demand { ask: &2, priority: 0 };
+const TWO: Demand<'_, u32> = Demand::exactly(&2, 0);
 
 /// Two buckets that gain a permit each second.
 fn policy(bursts: [u32; 2]) -> Two {

@@ -54,8 +54,8 @@ fn of_two_composites_one_gets_the_last_permits() {
         let clock = LoomClock::new();
         let (a, b) = (bucket(&clock), bucket(&clock));
         let (ab, ba) = (both([&a, &b], &clock), both([&b, &a], &clock));
-        let other = thread::spawn(move || ba.try_grant(Demand { ask: &ones(), priority: 0 }).is_ok());
-        let first = ab.try_grant(Demand { ask: &ones(), priority: 0 }).is_ok();
+        let other = thread::spawn(move || ba.try_grant(Demand::exactly(&ones(), 0)).is_ok());
+        let first = ab.try_grant(Demand::exactly(&ones(), 0)).is_ok();
         let second = other.join().expect("no panic");
         assert!(first != second, "one of them");
         assert!(!has_permit(&a) && !has_permit(&b), "and both permits");
@@ -106,7 +106,7 @@ fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> 
 #[test]
 fn a_composite_takes_all_or_nothing() {
     composite_against_a_plain_taker(|a, b, clock| {
-        both([a, b], clock).try_grant(Demand { ask: &ones(), priority: 0 }).is_ok()
+        both([a, b], clock).try_grant(Demand::exactly(&ones(), 0)).is_ok()
     });
 }
 

@@ -246,7 +246,7 @@ fn broken_a_bound_is_never_exceeded() {
         let mut deferred = Deferred::new();
         let new_waiter = NewWaiter {
             ask: 1,
-            most: 0,
+            most: None,
             priority: 0,
             droppable: true,
             woken_by: WokenBy::Nothing,

@@ -132,7 +132,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let waker = Some(request.waker.clone());
         let new_waiter = NewWaiter {
             ask: 1,
-            most: 0,
+            most: None,
             priority: 0,
             droppable: false,
             woken_by,

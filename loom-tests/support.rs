@@ -25,7 +25,7 @@ pub(crate) const SECOND: Nanos = Nanos::new(1_000_000_000);
 pub(crate) type TestLimiter<R = Single<SmoothBursty>> = Arc<Shared<R, LoomClock>>;
 
 /// A request for one permit.
-pub(crate) const ONE: Demand<'_, u32> = Demand { ask: &1, priority: 0 };
+pub(crate) const ONE: Demand<'_, u32> = Demand::exactly(&1, 0);
 
 /// Runs a model of two threads in every interleaving, without a bound.
 pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {

@@ -1,12 +1,13 @@
 //! Models requests that take the available permits, against other requests and a waiter.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model_up_to};
+use super::support::{LoomClock, ONE, Woken, model_up_to};
 use crate::limiter::pending::{Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::grants::GrantKind;
@@ -26,8 +27,8 @@ fn three() -> Limiter {
 
 /// Takes at most `most` of the available permits. Returns how many it got.
 fn up_to(limiter: &Limiter, most: u32) -> u32 {
-    let demand = Demand { ask: &1, priority: 0 };
-    limiter.try_as_many(demand, most, GrantKind::Final).map_or(0, |(n, _)| n)
+    let demand = Demand { most: NonZeroU32::new(most), ..ONE };
+    limiter.try_as_many(demand, GrantKind::Final).map_or(0, |(n, _)| n)
 }
 
 /// The broken twin: reads the available permits, and then takes the number it has seen.
@@ -44,7 +45,7 @@ fn against_a_request(take: fn(&Limiter, u32) -> u32) {
         let limiter = three();
         let other = {
             let limiter = limiter.clone();
-            thread::spawn(move || limiter.try_acquire(Demand { ask: &2, priority: 0 }).is_ok())
+            thread::spawn(move || limiter.try_acquire(Demand::exactly(&2, 0)).is_ok())
         };
         let seen = (take(&limiter, 3), other.join().expect("no panic"));
         assert!([(3, false), (1, true)].contains(&seen), "of three permits: {seen:?}");

@@ -1,5 +1,6 @@
 //! [`Request`]: what a call asks for. [`QueueBounds`]: how many requests may wait.
 
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 /// What a call asks for: a number of permits, or as many as are available, a priority, and a
@@ -120,8 +121,8 @@ impl Request {
     /// Returns the maximum number of permits that the request takes, if that is more than it waits
     /// for.
     #[inline]
-    pub(crate) fn more(&self) -> Option<u32> {
-        (self.most > self.permits).then_some(self.most)
+    pub(crate) fn more(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.most).filter(|most| most.get() > self.permits)
     }
 
     /// Sets the priority. A request of higher priority is served sooner. The default is 0.

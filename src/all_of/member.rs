@@ -274,7 +274,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             return shared.rule.policy.check(n);
         }
         let (line, now) = shared.lock_for_check();
-        line.check(&shared.rule, now, Demand { ask: &n, priority })
+        line.check(&shared.rule, now, Demand::exactly(&n, priority))
     }
 
     fn changes(&self) -> u64 {
@@ -334,7 +334,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             return Wait { time: policy.ready_at(state, now, 0, n).saturating_since(now), paused: false };
         }
         shared.serve_then(|line, visit| {
-            let due = line.due_behind(visit, Demand { ask: &n, priority });
+            let due = line.due_behind(visit, Demand::exactly(&n, priority));
             Wait { time: due.saturating_since(visit.now), paused: line.is_paused() }
         })
     }
@@ -355,7 +355,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             charge.map(|charge| Undoable::since(charge, undo_number))
         } else {
             shared.serve_then(|line, visit| {
-                let (_, charge) = line.try_take(visit, Demand { ask: &n, priority }, 0)?;
+                let (_, charge) = line.try_take(visit, Demand::exactly(&n, priority))?;
                 Ok(line.track(visit.rule, charge).into())
             })
         };
@@ -451,7 +451,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         let (mut line, now) = shared.lock_for_composite(deferred);
         let is_new = seat == 0;
         let seat = match is_new {
-            true => line.take_seat(&shared.rule, Demand { ask: &n, priority }, waiter.clone()),
+            true => line.take_seat(&shared.rule, Demand::exactly(&n, priority), waiter.clone()),
             false => seat,
         };
         if is_new && line.settings.is_shadow() {
@@ -489,7 +489,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     ) -> Result<Box<dyn MemberGrant>, Refusal> {
         let shared = &self.0;
         let (mut line, now) = shared.lock_for_composite(deferred);
-        let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
+        let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand::exactly(&n, priority));
         line.serve(visit);
         let due = match line.seats.due_in_seat(&line.schedule(&shared.rule), (now, now), seat, &n) {
             Some(due) => due,

@@ -146,6 +146,7 @@ pub use reservation::AllReservation;
 pub use status::AllStatus;
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -681,7 +682,7 @@ impl<C: Timer> AllOf<C> {
         if let Some(as_many) = &ask.as_many {
             return self.attempt_as_many(ask, as_many.most);
         }
-        match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
+        match self.shared.try_grant(Demand::exactly(ask, ask.priority)) {
             Ok(granted) => Ok(permits(&self.shared, ask, Receipt { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.refused(ask, refusal)),
         }
@@ -700,9 +701,9 @@ impl<C: Timer> AllOf<C> {
     }
 
     #[cold]
-    fn attempt_as_many(&self, ask: &Weights, most: u32) -> Result<AllPermits, AllRefusal> {
-        let demand = Demand { ask, priority: ask.priority };
-        match self.shared.try_as_many(demand, most, GrantKind::Final) {
+    fn attempt_as_many(&self, ask: &Weights, most: NonZeroU32) -> Result<AllPermits, AllRefusal> {
+        let demand = Demand { ask, priority: ask.priority, most: Some(most) };
+        match self.shared.try_as_many(demand, GrantKind::Final) {
             Ok((ask, granted)) => Ok(permits(&self.shared, &ask, Receipt { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.refused(ask, refusal)),
         }

@@ -1,6 +1,7 @@
 //! How many permits of each limiter one request asks for.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub(crate) struct Weights {
 /// A request that takes an equal number of each of these members: as many as all of them have.
 pub(crate) struct AsMany {
     /// The most permits to take of each member.
-    pub(crate) most: u32,
+    pub(crate) most: NonZeroU32,
     /// The rate limiters that the request does not name.
     pub(crate) members: Vec<usize>,
 }

@@ -699,7 +699,7 @@ fn take<P: Policy, C: Clock>(
 ) -> Result<Grant, Refusal> {
     match request.more() {
         None => take_all_of(policy, state, now, request),
-        Some(most) => take_as_many(policy, state, now, (request, most)),
+        Some(most) => take_as_many(policy, state, now, (request, most.get())),
     }
 }
 

@@ -6,6 +6,7 @@
 //! back more than it took.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
@@ -141,8 +142,8 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         // All permits of the last grant were handed out.
         self.grant = None;
         let shared = &self.limiter.shared;
-        let demand = Demand { ask: &1, priority: 0 };
-        let (n, granted) = shared.try_as_many(demand, self.size, GrantKind::Tracked)?;
+        let demand = Demand { most: NonZeroU32::new(self.size), ..Demand::exactly(&1, 0) };
+        let (n, granted) = shared.try_as_many(demand, GrantKind::Tracked)?;
         // In shadow mode the request passes and takes nothing.
         if let Some(grant) = granted.and_then(Granted::tracked) {
             self.left = n - 1;

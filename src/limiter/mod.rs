@@ -381,7 +381,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close).
     #[inline]
     pub fn try_acquire(&self) -> Result<Grant, Refusal> {
-        self.shared.try_acquire(Demand { ask: &1, priority: 0 })
+        self.shared.try_acquire(Demand::exactly(&1, 0))
     }
 
     /// Takes the permits of a [`Request`] now, or refuses. The request can be just a number.
@@ -427,10 +427,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
                 .report_end(permits, Nanos::ZERO, Ok(Admitted::Exempt))
                 .map(|_| Grant::at_once(0));
         }
-        let demand = Demand { ask: permits, priority };
-        match request.more() {
+        let demand = Demand { ask: permits, priority, most: request.more() };
+        match demand.most {
             None if !wants_left => self.shared.try_acquire(demand),
-            more => self.shared.try_up_to(demand, more.unwrap_or(0), wants_left),
+            _ => self.shared.try_up_to(demand, wants_left),
         }
     }
 

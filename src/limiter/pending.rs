@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -37,16 +38,14 @@ pub(crate) struct Progress<Ask> {
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// Not polled yet. If the number is not zero, the request takes up to this many permits; its
-    /// `ask` is the minimum.
-    New(u32),
+    /// Not polled yet. The number is that of [`Demand::most`].
+    New(Option<NonZeroU32>),
     /// Not polled yet, and exempt: the request passes without a permit.
     Exempt,
-    /// The request joins the queue, or, if the number is not zero, takes up to this many permits.
-    /// The policy refused it for now, or could not be asked without the lock; it is asked again
-    /// under the lock. A poll returns in this stage only if user code panicked; then the next poll
-    /// joins.
-    Joining(u32),
+    /// The request joins the queue. The policy refused it for now, or could not be asked without
+    /// the lock; it is asked again under the lock. A poll returns in this stage only if user code
+    /// panicked; then the next poll joins. The number is that of [`Demand::most`].
+    Joining(Option<NonZeroU32>),
     /// In the queue, under this key.
     Queued(u32),
     /// The request has its decision.
@@ -124,7 +123,7 @@ pub(crate) enum Poller<'a> {
 impl<Ask> Progress<Ask> {
     /// Creates a request without a maximum wait.
     pub(crate) fn new(ask: Ask) -> Progress<Ask> {
-        let (stage, since) = (Stage::New(0), Nanos::ZERO);
+        let (stage, since) = (Stage::New(None), Nanos::ZERO);
         Progress {
             ask,
             priority: 0,
@@ -143,7 +142,7 @@ impl<Ask> Progress<Ask> {
         // `Nanos::MAX` means that any wait is accepted.
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
-        let stage = if request.exempt { Stage::Exempt } else { Stage::New(request.more().unwrap_or(0)) };
+        let stage = if request.exempt { Stage::Exempt } else { Stage::New(request.more()) };
         let Request { priority, wants_left, .. } = *request;
         Progress { within, priority, stage, wants_left, ..Progress::new(ask) }
     }
@@ -160,7 +159,11 @@ impl<Ask> Progress<Ask> {
     }
 
     pub(crate) fn demand(&self) -> Demand<'_, Ask> {
-        Demand { ask: &self.ask, priority: self.priority }
+        let most = match self.stage {
+            Stage::New(most) | Stage::Joining(most) => most,
+            Stage::Exempt | Stage::Queued(_) | Stage::Done => None,
+        };
+        Demand { ask: &self.ask, priority: self.priority, most }
     }
 
     /// Returns whether the request has its decision.

@@ -102,7 +102,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self
     }
 
-    /// Takes permits now, or refuses. Returns the grant, or `None` in shadow mode.
+    /// Takes exactly what a request asks for now, or refuses. Returns the grant, or `None` in
+    /// shadow mode.
     #[inline]
     pub(crate) fn try_grant(
         &self,
@@ -113,25 +114,23 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             let charge = self.take_without_lock(word, self.clock.now(), demand.ask)?;
             return Ok(Some(Granted { charge, id: None }));
         }
-        self.try_as_many(demand, 0, GrantKind::Final).map(|(_, granted)| granted)
+        self.try_as_many(demand, GrantKind::Final).map(|(_, granted)| granted)
     }
 
-    /// Takes as many permits as are available, at most `most`, or exactly what the request asks for
-    /// if `most` is zero. Takes none if fewer are available than the request asks for. Returns what
-    /// it took, with `None` in shadow mode.
+    /// Takes as many permits as are available and the request takes. Takes none if fewer are
+    /// available than the request asks for. Returns what it took, with `None` in shadow mode.
     #[cold]
     pub(crate) fn try_as_many(
         &self,
         demand: Demand<'_, R::Ask>,
-        most: u32,
         kind: GrantKind,
     ) -> Result<Took<R>, Refusal> {
         let word = self.gate_word.load();
         let taken = self.or_report_cancelled(demand.ask, || match kind {
             GrantKind::Final if word.needs_no_lock() => self
-                .take_as_many(word, self.clock.now(), demand.ask, most)
+                .take_as_many(word, self.clock.now(), demand)
                 .map(|(ask, charge)| (ask, Granted { charge, id: None })),
-            _ => self.try_in_line(demand, most, kind),
+            _ => self.try_in_line(demand, kind),
         });
         let (ask, answer) = match taken {
             Ok((ask, granted)) => (ask, Ok(Admitted::Granted(granted))),
@@ -141,28 +140,29 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Ok((ask, granted))
     }
 
-    /// Takes as many permits as are available without the lock, at most `most`, or exactly `ask` if
-    /// `most` is zero. Takes none if fewer are available than `ask`. Called if the gate word
+    /// Takes as many permits as are available and the request takes, without the lock. Takes none
+    /// if fewer are available than the request asks for. Called if the gate word
     /// [allows](Word::needs_no_lock) it.
     ///
     /// The take is one decision of the policy: it takes all permits that the check found, or none.
     /// If another request took some of them in between, this request checks again, and finally it
-    /// takes `ask`. So it is refused only if `ask` permits were not available.
+    /// takes exactly what it asks for. So it is refused only if that was not available.
     pub(crate) fn take_as_many(
         &self,
         word: Word,
         now: Nanos,
-        ask: &R::Ask,
-        most: u32,
+        demand: Demand<'_, R::Ask>,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
-        let tries = if most == 0 { 0 } else { MAX_RETRIES + 1 };
-        for _ in 0..tries {
-            let more = self.rule.as_many(now, ask, most, TakeLimit::FREE);
-            if more == *ask {
-                break;
-            }
-            if let Ok(charge) = self.take_without_lock(word, now, &more) {
-                return Ok((more, charge));
+        let ask = demand.ask;
+        if let Some(most) = demand.most {
+            for _ in 0..=MAX_RETRIES {
+                let more = self.rule.as_many(now, ask, most.get(), TakeLimit::FREE);
+                if more == *ask {
+                    break;
+                }
+                if let Ok(charge) = self.take_without_lock(word, now, &more) {
+                    return Ok((more, charge));
+                }
             }
         }
         self.take_without_lock(word, now, ask).map(|charge| (ask.clone(), charge))
@@ -225,15 +225,14 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Serves the waiters that are due, then takes permits only if no waiter goes before this
-    /// request. If `most` is not zero, takes as many as are available, at most `most`.
+    /// request.
     fn try_in_line(
         &self,
         demand: Demand<'_, R::Ask>,
-        most: u32,
         kind: GrantKind,
     ) -> Result<(R::Ask, Granted<R::Charge>), Refusal> {
         let held = self.serve_then(|line, visit| {
-            let (ask, charge) = line.try_take(visit, demand, most)?;
+            let (ask, charge) = line.try_take(visit, demand)?;
             Ok((ask, UndoGuard::new(self, line.undoable(visit.rule, charge, kind))))
         });
         held.map(|(ask, held)| (ask, held.keep()))
@@ -609,7 +608,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         // Serves the waiters that are due, so that they are not reported as waiting.
         self.serve_then(|line, visit| {
             let (now, opens) = (visit.now, line.settings.opens_for(visit.now));
-            let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
+            let next_at = line.due_behind(visit, Demand::exactly(&1, 0));
             let status = self.rule.status(now);
             let most = line.restraint(visit.rule, line.latest());
             let status = PolicyStatus {
@@ -652,7 +651,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         }
     }
 
-    /// Takes permits now, or refuses.
+    /// Takes exactly what a request asks for now, or refuses.
     // Inlined, so that a caller that ignores the grant does not pay for its stores.
     #[inline(always)]
     pub(crate) fn try_acquire(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
@@ -663,20 +662,14 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             self.take_without_lock(word, self.clock.now(), demand.ask)?;
             return Ok(Grant::at_once(*demand.ask));
         }
-        let (_, granted) = self.try_as_many(demand, 0, GrantKind::Final)?;
+        let (_, granted) = self.try_as_many(demand, GrantKind::Final)?;
         Ok(Grant::at_once(if granted.is_some() { *demand.ask } else { 0 }))
     }
 
-    /// Takes as many permits as are available now, at most `most`, or exactly what the request asks
-    /// for if `most` is zero, or refuses.
+    /// Takes as many permits as are available now and the request takes, or refuses.
     #[cold]
-    pub(crate) fn try_up_to(
-        &self,
-        demand: Demand<'_, u32>,
-        most: u32,
-        wants_left: bool,
-    ) -> Result<Grant, Refusal> {
-        let (n, granted) = self.try_as_many(demand, most, GrantKind::Final)?;
+    pub(crate) fn try_up_to(&self, demand: Demand<'_, u32>, wants_left: bool) -> Result<Grant, Refusal> {
+        let (n, granted) = self.try_as_many(demand, GrantKind::Final)?;
         Ok(self.grant(&Receipt { waited: Nanos::ZERO, granted }, n, wants_left))
     }
 

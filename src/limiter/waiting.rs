@@ -54,9 +54,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         if let Stage::New(most) = wait.stage {
             wait.since = self.clock.now();
             let word = self.gate_word.load();
-            if most == 0 && word.is_clear() && wait.kind == GrantKind::Final {
+            if most.is_none() && word.is_clear() && wait.kind == GrantKind::Final {
                 match self.take_without_lock(word, wait.since, &wait.ask) {
-                    Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining(0),
+                    Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining(None),
                     answer => {
                         wait.stage = Stage::Done;
                         return Poll::Ready(answer.map(|charge| Receipt {
@@ -80,7 +80,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             wait.stage = Stage::Joining(most);
             let word = self.gate_word.load();
             if word.needs_no_lock() && wait.kind == GrantKind::Final {
-                match self.take_as_many(word, wait.since, &wait.ask, most) {
+                match self.take_as_many(word, wait.since, wait.demand()) {
                     Err(refusal) if refusal.may_retry() => {}
                     answer => {
                         let answer = answer.map(|(ask, charge)| {
@@ -95,7 +95,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let (answer, waited) = match wait.stage {
             Stage::Exempt => (Ok(Admitted::Exempt), Nanos::ZERO),
             // `New` became `Joining` above.
-            Stage::New(most) | Stage::Joining(most) => (ready!(self.join(wait, most, poller)), Nanos::ZERO),
+            Stage::New(_) | Stage::Joining(_) => (ready!(self.join(wait, poller)), Nanos::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.poll_queued(wait, key, poller));
                 (answer, now.saturating_since(wait.since))
@@ -120,12 +120,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.report_end(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
 
-    /// Joins the queue, unless a permit is available by now. If `most` is not zero, takes as many
-    /// as are available, at most `most`.
+    /// Joins the queue, unless the permits are available by now.
     fn join(
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,
-        most: u32,
         poller: Poller<'_>,
     ) -> Poll<Answer<Granted<R::Charge>>> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
@@ -139,7 +137,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             // of the lock learns of later ones. In a full queue the request cannot wait, so it
             // takes an available permit even before woken waiters have collected theirs.
             if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
-                match line.take_as_many(visit, demand, most) {
+                match line.take_as_many(visit, demand) {
                     Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
                     Ok((ask, charge)) => {
@@ -168,7 +166,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 }
             };
             let since = visit.made_at(|| line.due_behind(visit, demand));
-            let Demand { ask, priority } = demand;
+            let Demand { ask, priority, most } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
             let new_waiter = NewWaiter { ask, most, priority, droppable, woken_by, since, deadline, waker };
             // Set at once, so that the future knows of its entry even if user code panics before
@@ -207,8 +205,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         if request.exempt {
             return Ok(this.release());
         }
-        let most = request.more().unwrap_or(0);
-        wait.stage = Stage::Joining(most);
+        wait.stage = Stage::Joining(request.more());
         let answer = self.serve_then(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
@@ -222,7 +219,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             } else {
                 Entered::new(line.all_waiters.as_ref(), visit.rule.permits(demand.ask), true)
             };
-            let Demand { ask, priority } = demand;
+            let Demand { ask, priority, most } = demand;
             let new_waiter = NewWaiter {
                 ask: ask.clone(),
                 most,

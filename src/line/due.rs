@@ -158,7 +158,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Searches the last [`MAX_FORECAST`] requests that go before a newcomer for the requests that
     /// its rule must know. If it finds none, the predicted due time of the newcomer may be too
     /// late.
-    fn find_last_asks(&self, rule: &R, ahead: &mut R::Ahead, Demand { ask, priority }: Demand<'_, R::Ask>) {
+    fn find_last_asks(&self, rule: &R, ahead: &mut R::Ahead, demand: Demand<'_, R::Ask>) {
+        let Demand { ask, priority, .. } = demand;
         let mut key = self.priorities.last_before(priority);
         for _ in 0..MAX_FORECAST {
             let Some(entry) = self.entries.get(key as usize).filter(|_| rule.needs_last(ahead, ask)) else {
@@ -171,7 +172,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Returns when a newcomer is due, behind the requests that go before it.
     pub(crate) fn due_behind(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Nanos {
-        let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
+        let (&Visit { rule, now, .. }, Demand { ask, priority, .. }) = (visit, demand);
         let (position, priorities) = (end_of(priority), self.priorities.before(priority));
         let steps = self.steps(rule, priorities);
         match priorities {
@@ -217,7 +218,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         self.due_from_memo(visit, steps, *position).unwrap_or_else(|| {
             let sums = self.sums_before(rule, key);
-            self.due_by_forecast(visit, (steps, key), sums, Demand { ask, priority: *priority })
+            self.due_by_forecast(visit, (steps, key), sums, Demand::exactly(ask, *priority))
         })
     }
 
@@ -277,7 +278,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             let Some(entry) = self.entries.get(memo.next as usize).filter(|entry| !stops(entry)) else {
                 break;
             };
-            let demand = Demand { ask: &entry.ask, priority: entry.priority };
+            let demand = Demand::exactly(&entry.ask, entry.priority);
             let due = self.predict(rule, &mut memo.forecast, demand.ask, entry.priority);
             // A request that can never be granted is refused when it is the first, and takes
             // nothing.
@@ -374,7 +375,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         sums: Sums<R::Ahead>,
         demand: Demand<'_, R::Ask>,
     ) -> Nanos {
-        let (&Visit { rule, .. }, Demand { ask, priority }) = (visit, demand);
+        let (&Visit { rule, .. }, Demand { ask, priority, .. }) = (visit, demand);
         let Sums { mut crowd, mut weight } = sums;
         if self.settings.opens == Nanos::MAX {
             return Nanos::MAX;

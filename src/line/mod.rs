@@ -59,6 +59,7 @@ mod watch;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
@@ -133,8 +134,8 @@ pub(crate) struct Line<R: Rule, C: Timer> {
 struct Entry<Ask, Charge, RuntimeId> {
     /// The permits that the entry waits for and, after its grant, the permits that it got.
     ask: Ask,
-    /// The entry takes up to this many permits. If this is zero, it takes exactly what it asks for.
-    most: u32,
+    /// As in [`Demand::most`].
+    most: Option<NonZeroU32>,
     /// The entry's position among entries and seats.
     position: u64,
     priority: i8,
@@ -153,9 +154,8 @@ struct Entry<Ask, Charge, RuntimeId> {
 /// A request that joins the queue.
 pub(crate) struct NewWaiter<Ask, RuntimeId> {
     pub(crate) ask: Ask,
-    /// The waiter takes up to this many permits. If this is zero, it takes exactly what it asks
-    /// for.
-    pub(crate) most: u32,
+    /// As in [`Demand::most`].
+    pub(crate) most: Option<NonZeroU32>,
     pub(crate) priority: i8,
     /// Whether the waiter may be dropped to make room for a newcomer.
     pub(crate) droppable: bool,
@@ -298,7 +298,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         demand: Demand<'_, R::Ask>,
         composite: Weak<dyn Recheck>,
     ) -> u64 {
-        let Demand { ask, priority } = demand;
+        let Demand { ask, priority, .. } = demand;
         let (position, mut entries) = (self.new_position(priority), Sizes::default());
         self.priorities.before(priority).iter().for_each(|class| entries.merge(&class.sizes));
         self.seats.take_seat(rule, position, ask.clone(), entries, composite);
@@ -503,7 +503,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             return None;
         }
         let Entry { ask: granted, most, woken_by, state, .. } = self.entries.remove(key as usize);
-        if most > 0 {
+        if most.is_some() {
             *ask = granted;
         }
         match state {

@@ -32,7 +32,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             else {
                 break;
             };
-            if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
+            if let Err(never) = self.check(rule, now, Demand::exactly(ask, priority)) {
                 // The policy can no longer grant this many permits at once. The waiter would keep
                 // all others waiting for ever.
                 self.answer(visit, key, State::Refused(never));
@@ -74,7 +74,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             }
             let cost = if deadline < Nanos::MAX { DUE_TIME_COST } else { 1 };
             (passed, left) = (position, left.saturating_sub(cost));
-            let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
+            let refusal = if let Err(never) = self.check(rule, now, Demand::exactly(ask, priority)) {
                 Some(never)
             } else if deadline < Nanos::MAX {
                 let due = self.seats.due_among(&self.schedule(rule), (now, now), (position, 0), &ahead, ask);

@@ -116,7 +116,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             true => begins.min(now),
             false => now,
         };
-        if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
+        if let Err(never) = self.check(rule, now, Demand::exactly(&ask, priority)) {
             // A change came while the waiter was too far back to be refused by the change, or a
             // member of a composite changed.
             return Some(self.refuse_head(visit, never));
@@ -161,7 +161,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // A request without the lock that overlapped with the joining has just taken some of
             // the permits. The waiter takes at least the number that it asks for.
             Err(_) if more.is_some() => {
-                self.entries[key as usize].most = 0;
+                self.entries[key as usize].most = None;
                 Head::Continue
             }
             // A request without the lock that overlapped with the joining has just taken the
@@ -206,7 +206,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         turn: Option<Nanos>,
     ) -> (Option<R::Ask>, Nanos) {
         let &Entry { most, position, priority, .. } = &self.entries[self.head as usize];
-        let more = self.as_many(visit, Demand { ask, priority }, most, visit.rule.permits(ask), turn);
+        let more = self.as_many(visit, Demand { ask, priority, most }, visit.rule.permits(ask), turn);
         if more == *ask {
             return (None, due);
         }

@@ -40,42 +40,36 @@ impl<R: Rule, C: Timer> Line<R, C> {
         rule.check(demand.ask)
     }
 
-    /// Takes permits if no waiter goes before this request; refuses otherwise. If `most` is not
-    /// zero, takes as many permits as are available, at most `most`.
+    /// Takes permits if no waiter goes before this request; refuses otherwise.
     pub(crate) fn try_take(
         &mut self,
         visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
-        most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
         self.check(visit.rule, visit.now, demand)?;
         if self.is_open(visit, demand) {
-            return self.take_as_many(visit, demand, most);
+            return self.take_as_many(visit, demand);
         }
         let refusal = self.too_early(self.due_behind(visit, demand), visit.now);
         visit.is_unchanged = true;
         Err(refusal)
     }
 
-    /// Returns the request for as many permits as are available, for a request that takes `most` at
-    /// most, or exactly what it asks for if `most` is zero. `own` is the number of permits that it
-    /// waits for in this queue. With a time `at`, for as many as were available at that time: no
-    /// grant was made since.
+    /// Returns the request for as many permits as are available and this request takes. `own` is
+    /// the number of permits that it waits for in this queue. With a time `at`, for as many as were
+    /// available at that time: no grant was made since.
     pub(crate) fn as_many(
         &self,
         visit: &Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
-        most: u32,
         own: u64,
         at: Option<Nanos>,
     ) -> R::Ask {
-        let Demand { ask, priority } = demand;
-        if most == 0 {
-            return ask.clone();
-        }
+        let Demand { ask, priority, most } = demand;
+        let Some(most) = most else { return ask.clone() };
         let paced = at.unwrap_or(self.latest);
         let line = self.leaves(visit.rule, paced, priority, own, 0);
-        visit.rule.as_many(at.unwrap_or(visit.now), ask, most, line)
+        visit.rule.as_many(at.unwrap_or(visit.now), ask, most.get(), line)
     }
 
     /// Returns what this queue leaves at a time to a request that takes as many permits as are
@@ -93,15 +87,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         TakeLimit { most: self.restraint(rule, at), kept }
     }
 
-    /// Takes permits for a request that no waiter goes before: as many as are available, at most
-    /// `most`, or exactly what it asks for if `most` is zero.
+    /// Takes permits for a request that no waiter goes before: as many as are available and the
+    /// request takes.
     pub(crate) fn take_as_many(
         &mut self,
         visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
-        most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
-        let more = self.as_many(visit, demand, most, 0, None);
+        let more = self.as_many(visit, demand, 0, None);
         // A request without the lock may have taken some of the permits in between.
         if more != *demand.ask
             && let Ok(charge) = self.take(visit, Demand { ask: &more, ..demand })
@@ -118,7 +111,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
     ) -> Result<R::Charge, Refusal> {
-        let (Demand { ask, priority }, now) = (demand, visit.now);
+        let (Demand { ask, priority, .. }, now) = (demand, visit.now);
         let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
         if self.settings.kept_from(priority) > 0 || !self.settings.paces.is_empty() {
             // Counting the remaining permits and taking some are two steps. No request takes

@@ -1,5 +1,7 @@
 //! The context of a thread that holds the lock of a [`Line`](crate::line::Line).
 
+use std::num::NonZeroU32;
+
 use crate::line::deferred::Deferred;
 use crate::line::lateness::Lateness;
 use crate::time::Nanos;
@@ -30,6 +32,16 @@ impl<R> Visit<'_, R> {
 pub(crate) struct Demand<'a, Ask> {
     pub(crate) ask: &'a Ask,
     pub(crate) priority: i8,
+    /// The request takes as many permits as are available, up to this number, and no fewer than
+    /// `ask`. `None` if it takes exactly `ask`.
+    pub(crate) most: Option<NonZeroU32>,
+}
+
+impl<'a, Ask> Demand<'a, Ask> {
+    /// Creates a demand for exactly `ask`.
+    pub(crate) const fn exactly(ask: &'a Ask, priority: i8) -> Demand<'a, Ask> {
+        Demand { ask, priority, most: None }
+    }
 }
 
 impl<Ask> Clone for Demand<'_, Ask> {
