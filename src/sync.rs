@@ -1,4 +1,4 @@
-//! Chooses between the standard atomics and locks and loom's, for the whole crate.
+//! Chooses between the standard atomics, locks and threads and loom's, for the whole crate.
 
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::hint::spin_loop;
@@ -30,7 +30,8 @@ pub(crate) use std::thread::{Thread, current as current_thread, park};
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread_local;
 
-use std::sync::TryLockError;
+use std::sync::{Arc, TryLockError};
+use std::task::{Wake, Waker};
 
 /// A cell for a value that is replaced while threads read it. It is empty at first. A reader takes
 /// no lock.
@@ -45,11 +46,11 @@ impl<T> Swap<T> {
     }
 
     /// Calls `inspect` with the value. It sees all that was written before the value was stored.
-    pub(crate) fn with<R>(&self, inspect: impl FnOnce(Option<&std::sync::Arc<T>>) -> R) -> R {
+    pub(crate) fn with<R>(&self, inspect: impl FnOnce(Option<&Arc<T>>) -> R) -> R {
         inspect(self.0.load().as_ref())
     }
 
-    pub(crate) fn store(&self, value: std::sync::Arc<T>) {
+    pub(crate) fn store(&self, value: Arc<T>) {
         self.0.store(Some(value));
     }
 }
@@ -70,6 +71,22 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Wakes a parked thread.
+pub(crate) struct Unpark(Thread);
+
+impl Unpark {
+    /// Returns a waker of the calling thread.
+    pub(crate) fn waker() -> Waker {
+        Waker::from(Arc::new(Unpark(current_thread())))
+    }
+}
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 

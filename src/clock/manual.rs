@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::clock::{Clock, Sleep, Timer};
+use crate::sync::{Unpark, park};
 use crate::time::Nanos;
 
 /// A clock for tests and simulations: it stands still until it is advanced.
@@ -204,18 +204,10 @@ impl Timer for ManualClock {
 
     fn park_until(&self, at: Nanos) {
         let mut sleep = self.sleep_until(at);
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let waker = Unpark::waker();
         if Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending() {
-            std::thread::park();
+            park();
         }
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }
 

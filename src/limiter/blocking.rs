@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::cancel::Cancellable;
@@ -14,23 +14,7 @@ use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
 use crate::line::grants::GrantKind;
 use crate::line::rule::Rule;
-use crate::sync::{Thread, current_thread, park};
-
-/// Wakes a parked thread.
-pub(crate) struct Unpark(Thread);
-
-impl Unpark {
-    /// Returns a waker of the calling thread.
-    pub(crate) fn waker() -> Waker {
-        Waker::from(Arc::new(Unpark(current_thread())))
-    }
-}
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
+use crate::sync::{Unpark, park};
 
 /// Blocks the calling thread until a future is ready, or until a token ends the wait. Its wakers
 /// unpark the thread.
