@@ -73,7 +73,7 @@ if has_back then
           -- They are permits of the later instant from now on.
           place.size, place.number, place.before = place.size - taken, -1, nil
           -- An earlier booking that is undone would take the limit back to before that instant.
-          l.kept_from = max(l.kept_from, l.writes)
+          if at > l.now then l.kept_from = max(l.kept_from, l.writes) end
           if l.kind.shift then
             l.kind.shift(l, due, at, taken)
             l.marks = nil
