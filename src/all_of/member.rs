@@ -217,7 +217,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         deferred: &mut Deferred,
     ) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
-        let now = self.clock.now();
+        let now = self.now_in_line();
         if line.must_serve_before(now, self.lateness.catch_up()).is_some() {
             // These waiters are served first. The next waiter needs an alarm, or is due as well.
             deferred.rechecks.push(self.clone());
@@ -243,7 +243,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Locks the line for a short check.
     fn lock_for_check(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
-        let now = self.clock.now();
+        let now = self.now_in_line();
         line.begin_check(&self.rule, now, self.lateness.catch_up());
         (line, now)
     }

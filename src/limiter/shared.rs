@@ -399,6 +399,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// Reads the clock for requests that wait. The last time means never: no request that waits
+    /// until then is due.
+    pub(crate) fn now_in_line(&self) -> Nanos {
+        self.clock.now().min(Nanos::new(u64::MAX - 1))
+    }
+
     /// Reads the clock and begins a visit. If the clock panics, its latest reading is used.
     fn enter<'a>(
         &'a self,
@@ -406,9 +412,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         deferred: &mut Deferred,
     ) -> (MutexGuard<'a, Line<R, C>>, Nanos) {
         loop {
-            let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-            // The last time is never: no request that waits until then is due.
-            let now = now.min(Nanos::new(u64::MAX - 1));
+            let now = deferred.run(|| self.now_in_line()).unwrap_or(line.latest());
             let begun = deferred.run_with(|deferred| self.begin_visit(&mut line, now, deferred));
             if begun.unwrap_or(true) {
                 return (line, now);

@@ -14,8 +14,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, AllRequest, CountingLimit, CountingPermit, ManualClock, Pause, Rate,
-    RateLimiter, Refusal, SystemClock, TokenBucket,
+    AllOf, AllPermits, AllRefusal, AllRequest, AnyPolicy, CountingLimit, CountingPermit, ManualClock, Nanos,
+    Pause, Rate, RateLimiter, Refusal, SystemClock, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -696,5 +696,24 @@ fn permits_that_come_back_together_go_to_the_earliest_request() {
         assert_pending!(later.poll());
         drop(earlier);
         let _later = assert_ready!(later.poll()).expect("all are free");
+    }
+}
+
+/// At the end of time a window has no permit, and each attempt to grant the request gave back the
+/// permit in use for which its seat asked: the call never returned.
+#[test]
+fn no_request_is_due_at_the_end_of_time() {
+    let policies =
+        ["fixed_window 1/s", "sliding_window 1/s cells 4", "sliding_log 1/s", "token_bucket 1/s burst 1"];
+    for policy in policies.map(|line| line.parse::<AnyPolicy>().expect("a policy")) {
+        let clock = ManualClock::starting_at(Nanos::MAX);
+        let window = RateLimiter::with_clock(policy, clock.clone());
+        window.drain();
+        let calls = CountingLimit::with_clock(1, clock);
+        let both = AllOf::new("window", &window).with_counting("calls", &calls);
+        let reservation = both.reserve(1).expect("it may wait for ever");
+        assert_eq!(reservation.due_in(), Duration::MAX, "{:?}", window.policy());
+        let _waits = spawn_pending(both.acquire());
+        assert_eq!(calls.available(), 1);
     }
 }
