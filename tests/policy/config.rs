@@ -4,7 +4,10 @@ use proptest::option;
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate::policy::{AnyPolicy, ConfigError, Policy, PolicyConfig};
-use tidegate::{Both, DenyAll, LeakyBucket, Nanos, Rate, Refusal, SlidingWindow, TokenBucket};
+use tidegate::{
+    Both, Change, DenyAll, Keep, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, Refusal, SlidingWindow,
+    TokenBucket,
+};
 
 fn told(text: &str) -> String {
     text.parse::<AnyPolicy>().map_or_else(|error| error.to_string(), |policy| policy.to_string())
@@ -510,5 +513,19 @@ mod with_serde {
             let told = serde_json::from_str::<Rate>(text).expect_err("no rate").to_string();
             assert!(told.starts_with(error), "{told}");
         }
+    }
+}
+
+/// Such a bucket grants nothing. Its configuration had a burst of 1, or one that was refused.
+#[test]
+fn a_bucket_without_a_burst_is_written_as_one_that_grants_nothing() {
+    let changed = AnyPolicy::from(TokenBucket::new(Rate::per_second(5), 10));
+    let limiter = RateLimiter::with_clock(changed, ManualClock::new());
+    limiter.change(Change::only_burst(0)).expect("a burst");
+    let policies = [TokenBucket::new(Rate::per_second(5), 0), TokenBucket::new(Rate::ZERO, 0)];
+    for config in policies.map(PolicyConfig::from).into_iter().chain([limiter.policy().config()]) {
+        assert_eq!(config.to_string(), "deny_all");
+        limiter.apply(&config, Keep::Count).expect("a policy");
+        assert!(limiter.try_acquire().is_err());
     }
 }

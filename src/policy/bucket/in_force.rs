@@ -162,14 +162,14 @@ impl Bucket {
     /// Returns the burst, or what the bucket holds of it at its rate.
     pub(crate) fn burst_in_force(&self) -> u32 {
         let (terms, (numbers, more)) = (self.terms(), self.numbers_and_more());
-        if numbers.frozen_at < ticks::NEVER {
+        if numbers.frozen_at < ticks::NEVER || terms.burst == 0 {
             return terms.burst;
         }
         let room = ticks::ORIGIN - numbers.step;
         let holds = |burst: &u32| Terms { burst: *burst, ..terms }.fill(more.interval) <= room;
         let most = small(more.interval.permits_in(room.saturating_sub(terms.tolerance)));
         // The bucket may need a little more room than its permits.
-        let most = most.clamp(1, terms.burst.max(1));
+        let most = most.clamp(1, terms.burst);
         if holds(&most) { most } else { most.saturating_sub(1).max(1) }
     }
 

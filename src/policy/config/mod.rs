@@ -116,8 +116,13 @@ macro_rules! define {
         impl Kind {
             /// Returns the configuration of the terms in force.
             pub(in crate::policy) fn config(&self) -> PolicyConfig {
-                match self {
+                let config = match self {
                     $(Kind::$kind($policy) => PolicyConfig::$kind { $($read)* },)*
+                };
+                match config {
+                    // A configuration with this burst is refused, as it would grant nothing.
+                    PolicyConfig::TokenBucket { burst: 0, .. } => PolicyConfig::DenyAll {},
+                    config => config,
                 }
             }
         }
