@@ -10,7 +10,7 @@ use loom::thread;
 
 use super::support::{Woken, model, model_of_three};
 use crate::counting::line::{LINE, weight};
-use crate::counting::{CountingLimit, CountingPermit};
+use crate::counting::{CountingLimit, CountingPermit, give_back_together};
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
@@ -85,6 +85,41 @@ fn broken_a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
 
 /// Three callers share two permits. Never more than two permits are out, and the caller that waits
 /// is served.
+/// A waiter of each of two limits joins while the permits of both are given back together.
+fn joining_against_giving_back_together(give_back: fn(&[CountingLimit; 2], [CountingPermit; 2])) {
+    model(move || {
+        let limits = [CountingLimit::new(1), CountingLimit::new(1)];
+        let held = limits.each_ref().map(|limit| limit.try_acquire().expect("the only one"));
+        let other = {
+            let limits = limits.clone();
+            thread::spawn(move || give_back(&limits, held))
+        };
+        let waits = limits.each_ref().map(|limit| Waiting::new(limit, 1));
+        other.join().expect("no panic");
+        waits.into_iter().for_each(|wait| drop(wait.answer().expect("granted")));
+        assert_eq!(limits.each_ref().map(CountingLimit::available), [1, 1]);
+    });
+}
+
+#[test]
+fn permits_given_back_together_reach_waiters_that_join_meanwhile() {
+    joining_against_giving_back_together(|_, held| give_back_together(held.into_iter()));
+}
+
+/// The broken twin: finds the lines that have an entry, and then gives back.
+#[test]
+#[should_panic(expected = "the wake-up is lost")]
+fn broken_permits_given_back_together_reach_waiters_that_join_meanwhile() {
+    joining_against_giving_back_together(|limits, held| {
+        held.into_iter().for_each(std::mem::forget);
+        let words = limits.each_ref().map(|limit| &limit.pool.word);
+        let lines = words.map(|word| word.load(crate::sync::Ordering::Acquire) & LINE != 0);
+        words.map(|word| word.fetch_add(weight(1), crate::sync::Ordering::AcqRel));
+        let lines = limits.iter().zip(lines).filter(|(_, has_line)| *has_line);
+        lines.for_each(|(limit, _)| limit.pool.serve_line());
+    });
+}
+
 #[test]
 fn a_waiter_and_two_takers_share_two_permits() {
     model_of_three(|| {

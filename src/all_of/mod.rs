@@ -309,8 +309,9 @@ impl<C: Timer + Clone> AllOf<C> {
     /// permits of two busy members do not become free at the same moment, the waiting request may
     /// keep a free permit from callers behind it: until the rates are due, or another counting
     /// limit has its permits, but never for longer than the request has already waited for permits
-    /// in use. A request for more permits than a lowered limit has is refused at once, as by a
-    /// rate.
+    /// in use. The permits of one grant come back together, and the earliest of the requests that
+    /// wait for them gets them. A request for more permits than a lowered limit has is refused at
+    /// once, as by a rate.
     ///
     /// A request with a maximum wait that waits only for permits in use is refused when that time
     /// is over, with [`Refusal::InUse`] and no retry time, because the time of a return is unknown.

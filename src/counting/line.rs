@@ -67,10 +67,10 @@
 //! **Why not more.** Two words, one for permits and one for the flag, would need sequential
 //! consistency.
 //!
-//! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back; leaving
-//! against a grant; lowering against joining; with a twin that checks the flag before it gives
-//! back. Closing against joining, with a twin that does not serve the line. Lowering and closing
-//! against a composite that compares, with a twin that counts with Relaxed.
+//! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back, also of
+//! two limits together; leaving against a grant; lowering against joining; with twins that check the
+//! flag before they give back. Closing against joining, with a twin that does not serve the line.
+//! Lowering and closing against a composite that compares, with a twin that counts with Relaxed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
