@@ -138,7 +138,7 @@ impl fmt::Display for Refused {
                 Some(reason) => write!(f, "{}: {reason}", self.limit()),
                 None => refusal.fmt(f),
             },
-            Cause::NoKey(status) => write!(f, "the request has no key: {status}"),
+            Cause::NoKey(status) => write!(f, "the request has no key that is accepted: {status}"),
         }
     }
 }
