@@ -114,7 +114,7 @@ fn broken_permits_given_back_together_reach_waiters_that_join_meanwhile() {
         held.into_iter().for_each(std::mem::forget);
         let words = limits.each_ref().map(|limit| &limit.pool.word);
         let lines = words.map(|word| word.load(crate::sync::Ordering::Acquire) & LINE != 0);
-        words.map(|word| word.fetch_add(weight(1), crate::sync::Ordering::AcqRel));
+        words.into_iter().for_each(|word| _ = word.fetch_add(weight(1), crate::sync::Ordering::AcqRel));
         let lines = limits.iter().zip(lines).filter(|(_, has_line)| *has_line);
         lines.for_each(|(limit, _)| limit.pool.serve_line());
     });
