@@ -276,7 +276,7 @@ mod of_this_process {
         C: Timer + Clone,
     {
         fn limiter(&self, key: Q::Owned) -> Result<AnyLimiter, AllRefusal> {
-            Ok(self.for_key(key.borrow())?.into())
+            Ok(KeyedAllOf::limiter(self, key.borrow())?.into())
         }
 
         fn limiter_for(&self, key: Q::Owned, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
@@ -307,7 +307,7 @@ mod of_this_process {
             if asked.exempt {
                 return Ok(CountingLimit::observed_by(0, self.table().events_of(&key)).into());
             }
-            self.limiter(key.clone()).inspect_err(|refusal| {
+            KeyedLimiter::limiter(self, key.clone()).inspect_err(|refusal| {
                 let permits = single_request(request).map_or(asked.permits, |asked| asked.permits);
                 if let Some(refusal) = refusal.refusal() {
                     self.report_refused(&key, permits.into(), &refusal);

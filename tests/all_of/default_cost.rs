@@ -111,7 +111,7 @@ fn a_key_has_the_defaults_of_all_keys() {
     assert_eq!(left(), [1000, 49, 95]);
     let _permits = api.try_acquire_many("alice", 2).unwrap();
     assert_eq!(left(), [1000, 47, 90]);
-    let of_alice = api.for_key("alice").unwrap();
+    let of_alice = api.limiter("alice").unwrap();
     let _permits = (of_alice.try_acquire().unwrap(), of_alice.try_acquire_many(2).unwrap());
     let _permits = api.try_acquire_many("alice", [("everyone", 3)]).unwrap();
     assert_eq!(left(), [997, 43, 75]);

@@ -203,7 +203,7 @@ fn a_key_reports_its_own_numbers() {
     assert_eq!(told(&refused), Some(api.status("alice")));
     assert_eq!(available(refused.unwrap_err().left().unwrap()), [2, 1]);
     // Through a composite of the key.
-    let _alice = api.for_key("alice").unwrap();
+    let _alice = api.limiter("alice").unwrap();
     let answer = api.try_acquire_many("alice", AllRequest::new().with_left());
     assert_eq!(available(&left(&answer.unwrap())), [1, 0]);
 

@@ -175,7 +175,7 @@ fn no_change_of_all_keys_takes_the_turn_of_a_reservation_at_a_key() {
     for change in changes {
         let (users, _all, api, clock) = users_and_all();
         assert!(users.try_acquire_many("alice", 2).is_ok());
-        let alice = api.for_key("alice").expect("room");
+        let alice = api.limiter("alice").expect("room");
         alice.pause_for(SECOND);
         let mut reservation = users.reserve("alice", 1).expect("a reservation");
         clock.advance(SECOND);
@@ -519,7 +519,7 @@ fn threads_that_meet_at_a_key_leave_nothing_behind() {
                     let key = usize::try_from((thread * 7 + turn) % 3).unwrap_or(0);
                     let permits = match (turn + thread) % 4 {
                         0 => api.try_acquire(&key),
-                        1 => api.for_key(&key).and_then(|all| all.blocking_acquire_many(within())),
+                        1 => api.limiter(&key).and_then(|all| all.blocking_acquire_many(within())),
                         2 => api.try_acquire_many(&key, [("all", 2)]),
                         _ => {
                             if let Ok(mut reservation) = api.reserve(&key, within()) {

@@ -257,7 +257,7 @@ fn several_of_a_key() -> World {
     let api = KeyedAllOf::<u8, _>::new("a", &users).with("b", &ample(&clock));
     let api = api.observed_by(statistics.clone());
     let [a, b, c] = [(); 3].map(|()| api.clone());
-    let mut calls = calls_of(move || api.for_key(&1).expect("room"));
+    let mut calls = calls_of(move || api.limiter(&1).expect("room"));
     calls.extend([
         call("of a key: try_acquire_many", Kind::Try, move |says| {
             std::future::ready(a.try_acquire_many(&1, says))

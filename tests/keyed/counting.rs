@@ -188,7 +188,7 @@ fn threads_wait_in_one_line_for_a_key() -> Result<(), Refusal> {
 #[test]
 fn a_handle_keeps_its_key_until_it_is_gone() -> Result<(), Refusal> {
     let keys = Keys::new(1, 1);
-    let limit = keys.limit(&1)?;
+    let limit = keys.limiter(&1)?;
     let rate = RateLimiter::with_clock(Unlimited, ManualClock::new());
     let all = AllOf::new("rate", &rate).with_counting("calls", &limit);
     let permits = all.try_acquire().expect("it is free");
@@ -204,7 +204,7 @@ fn a_handle_keeps_its_key_until_it_is_gone() -> Result<(), Refusal> {
 #[test]
 fn a_closed_limit_refuses_all_keys_and_forgets_them() -> Result<(), Refusal> {
     let keys = Keys::new(1, 10);
-    let held = (keys.try_acquire(&1)?, keys.limit(&2)?);
+    let held = (keys.try_acquire(&1)?, keys.limiter(&2)?);
     let mut wait = spawn_pending(keys.acquire(&1));
     assert!(keys.close() && keys.is_closed());
     assert!(wait.is_woken());

@@ -101,7 +101,7 @@ fn an_observer_can_get_the_key() -> Result<(), Refusal> {
 fn a_limit_of_a_key_notifies_both_observers() -> Result<(), Refusal> {
     let (keys, log) = watched(1, 2);
     let own = Arc::new(Log::without_waits());
-    let one = keys.limit(&1)?;
+    let one = keys.limiter(&1)?;
     assert!(one.observe(own.clone()));
     let held = one.try_acquire()?;
     assert!(keys.try_acquire(&1).is_err());

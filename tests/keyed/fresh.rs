@@ -237,7 +237,7 @@ fn a_predicted_time_of_a_large_request_holds_for_a_dropped_limiter() {
     for permits in 2..6 {
         // The limiter of the first request is dropped along with its result.
         let ask = |key: u64| match permits % 2 {
-            0 => all.for_key(&key).and_then(|all| all.try_acquire_many(permits).map(drop)),
+            0 => all.limiter(&key).and_then(|all| all.try_acquire_many(permits).map(drop)),
             _ => keys
                 .limiter(&key)
                 .and_then(|limiter| limiter.try_acquire_many(permits).map(drop))

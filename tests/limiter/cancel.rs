@@ -199,7 +199,7 @@ fn a_token_ends_waits_for_keys() -> Result<(), Refusal> {
         let user = scope.spawn(|| token.run(|| users.blocking_acquire(&1)));
         let call = scope.spawn(|| token.run(|| calls.blocking_acquire(&1).map(drop)));
         until(1, || users.status(&1).waiting);
-        until(1, || calls.limit(&1).map_or(0, |limit| limit.status().waiting));
+        until(1, || calls.limiter(&1).map_or(0, |limit| limit.status().waiting));
         token.cancel();
         assert_eq!(user.join().expect("no panic"), Err(Refusal::Cancelled));
         assert_eq!(call.join().expect("no panic"), Err(Refusal::Cancelled));

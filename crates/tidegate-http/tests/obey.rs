@@ -1062,7 +1062,7 @@ fn a_key_of_several_limits_is_obeyed_by_its_calls_alone() {
         KeyedRateLimiter::with_clock(policy.clone(), 10, clock.clone());
     let everyone = RateLimiter::with_clock(policy, clock.clone());
     let limits = KeyedAllOf::<str, _>::new("user", &users).with("everyone", &everyone);
-    let api = |user| Obey::with_options(limits.for_key(user).unwrap(), options(&clock));
+    let api = |user| Obey::with_options(limits.limiter(user).unwrap(), options(&clock));
     let (alice, bob) = (api("alice"), api("bob"));
     let mut call = alice.try_acquire_many([("everyone", 1)]).unwrap();
     obey(&mut call, 429, &[("retry-after", "30")]);

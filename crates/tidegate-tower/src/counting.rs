@@ -86,7 +86,7 @@ where
 
     fn status(&self, key: &K) -> Option<AllStatus> {
         // A key without room has no limit to report.
-        Some(AllStatus::new([(NAME, self.limit(key).ok()?.status())]))
+        Some(AllStatus::new([(NAME, self.limiter(key).ok()?.status())]))
     }
 }
 

@@ -66,7 +66,7 @@ use crate::time::Nanos;
 /// | [`blocking_acquire`](KeyedAllOf::blocking_acquire), [`blocking_acquire_many`](KeyedAllOf::blocking_acquire_many) | blocks the thread, in that queue |
 /// | [`acquire_within`](KeyedAllOf::acquire_within) | waits if the permits are due within a given time, else refuses at once |
 /// | [`reserve`](KeyedAllOf::reserve) | takes a position in the queue of this key, for a cost that is settled later |
-/// | [`for_key`](KeyedAllOf::for_key) | returns the [`AllOf`] of one key, with all of its methods |
+/// | [`limiter`](KeyedAllOf::limiter) | returns the [`AllOf`] of one key, with all of its methods |
 ///
 /// Costs are given by name, as for an [`AllOf`].
 ///
@@ -523,7 +523,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.report_end(ask, Ok(permits)).map(ControlFlow::Break),
             // No observer is notified: the request waits now.
-            Some(Err(_)) | None => match self.for_key(key) {
+            Some(Err(_)) | None => match self.limiter(key) {
                 Ok(all) => Ok(ControlFlow::Continue(all)),
                 Err(refusal) => self.refuse(key, ask, refusal),
             },
@@ -644,7 +644,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             true => Ok(self.for_exempt(key)),
             // A refusal needs no room for its key.
             false if self.is_closed() => self.refuse(key, ask, Refusal::Closed.into()),
-            false => self.for_key(key).or_else(|refusal| self.refuse(key, ask, refusal)),
+            false => self.limiter(key).or_else(|refusal| self.refuse(key, ask, refusal)),
         }
     }
 
@@ -662,7 +662,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// [`AllRefusal::Member`] with [`Refusal::TooManyKeys`] if a limiter of keys has no room for a
     /// new key.
-    pub fn for_key(&self, key: &Q) -> Result<AllOf<C>, AllRefusal> {
+    pub fn limiter(&self, key: &Q) -> Result<AllOf<C>, AllRefusal> {
         let lease =
             |entry: &KeyedEntry<Q>| entry.member.lease(key).map_err(|refusal| refused(&entry.name, refusal));
         let leases: Vec<Lease> = self.keyed.iter().map(lease).collect::<Result<_, _>>()?;
@@ -770,7 +770,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             Some(answer) => {
                 self.report_end(ask, answer.map_err(|refusal| self.with_permits_left(key, ask, refusal)))
             }
-            None => match self.for_key(key) {
+            None => match self.limiter(key) {
                 Ok(all) => all.attempt(ask),
                 Err(refusal) => self.refuse(key, ask, refusal),
             },

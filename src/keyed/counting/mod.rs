@@ -170,7 +170,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// call: grants with the time waited, refusals, including
     /// [`TooManyKeys`](Refusal::TooManyKeys), and dropped waits. An event does not name its key,
     /// except with [`observed_by_key`](KeyedCountingLimit::observed_by_key). If the
-    /// [limit](KeyedCountingLimit::limit) of a key has its own observer, that observer is notified
+    /// [limit](KeyedCountingLimit::limiter) of a key has its own observer, that observer is notified
     /// after this one.
     ///
     /// A second observer replaces the first; a pair of observers is an observer. A limit without an
@@ -403,11 +403,11 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(2, 1000);
     /// let rate = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
     /// let limits =
-    ///     AllOf::new("rate", &rate).with_counting("calls", &calls.limit("alice")?);
+    ///     AllOf::new("rate", &rate).with_counting("calls", &calls.limiter("alice")?);
     /// assert!(limits.try_acquire().is_ok());
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
-    pub fn limit<Q>(&self, key: &Q) -> Result<CountingLimit, Refusal>
+    pub fn limiter<Q>(&self, key: &Q) -> Result<CountingLimit, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,

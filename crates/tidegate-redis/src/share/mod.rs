@@ -240,7 +240,7 @@ impl Shares {
                 Some(all) => all.with_keyed(name, &share.tags),
             });
         }
-        all.ok_or_else(unavailable)?.for_key(tag)
+        all.ok_or_else(unavailable)?.limiter(tag)
     }
 
     /// Returns the clock of the shares, and the Unix time by it.
