@@ -30,6 +30,7 @@ use crate::time::Nanos;
 ///
 /// [`due_in`](Reservation::due_in) reports when it is due. Do something else meanwhile, then
 /// [`claim`](Reservation::claim) it or await it. It keeps its position whether or not it is polled.
+/// If it is dropped without a claim, it is cancelled: to sleep for `due_in` alone limits nothing.
 ///
 /// If a cost is known only afterwards, reserve an estimate, and [settle](Reservation::settle) it
 /// when the cost is known.

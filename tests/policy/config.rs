@@ -60,7 +60,7 @@ fn the_error_of_a_bad_configuration_says_what_to_write() {
              fixed_window, sliding_window, sliding_estimate, sliding_log, unlimited and deny_all",
         ),
         ("gcra 5/s", "\"gcra\" is not a policy: write token_bucket"),
-        ("paced 5/s", "\"paced\" is not a policy: write smooth_bursty with max_burst 0s"),
+        ("paced 5/s", "\"paced\" is not a policy: write smooth_bursty, and max_burst 0s behind its rate"),
         ("100/s", "100/s: write token_bucket 100/s burst 20"),
         ("2.5/min burst 5", "2.5/min: write token_bucket 2.5/min burst 5"),
         ("TokenBucket 5/s burst 5", "\"TokenBucket\" is not a policy: write token_bucket"),

@@ -8,7 +8,7 @@ const OTHER_KINDS: &[(&str, &str)] = &[
     ("golang", "token_bucket"),
     ("guava", "smooth_bursty"),
     ("rate_limiter", "smooth_bursty"),
-    ("paced", "smooth_bursty with max_burst 0s"),
+    ("paced", "smooth_bursty, and max_burst 0s behind its rate"),
     ("warm_up", "smooth_warming_up"),
     ("warming_up", "smooth_warming_up"),
     ("leaky", "leaky_bucket"),
