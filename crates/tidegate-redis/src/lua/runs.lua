@@ -52,6 +52,8 @@ if has_back then
   -- were given back between two of them.
   local function replay(l, run, number, due, n)
     if run.low < l.kept_from then return nil end
+    -- A booking in cells costs a step for each cell.
+    if l.kind == kinds[CELLS] and (number - run.low) * l.terms[4] > 256 then return nil end
     for _, back in ipairs(l.refunds) do
       if back.number > run.low and back.number <= number + 1 then return nil end
     end
