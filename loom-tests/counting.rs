@@ -83,8 +83,6 @@ fn broken_a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
     });
 }
 
-/// Three callers share two permits. Never more than two permits are out, and the caller that waits
-/// is served.
 /// A waiter of each of two limits joins while the permits of both are given back together.
 fn joining_against_giving_back_together(give_back: fn(&[CountingLimit; 2], [CountingPermit; 2])) {
     model(move || {
@@ -120,6 +118,8 @@ fn broken_permits_given_back_together_reach_waiters_that_join_meanwhile() {
     });
 }
 
+/// Three callers share two permits. Never more than two permits are out, and the caller that waits
+/// is served.
 #[test]
 fn a_waiter_and_two_takers_share_two_permits() {
     model_of_three(|| {

@@ -44,7 +44,7 @@ fn a_key_is_not_forgotten_under_a_permit() {
 fn broken_a_key_is_not_forgotten_under_a_permit() {
     giving_back_against_takes(|keys| {
         let table = keys.table().clone();
-        drop(keys.limit(&1));
+        drop(keys.limiter(&1));
         let is_unused = |limit: &crate::CountingLimit| Arc::strong_count(&limit.pool) == 1;
         let slot = lock(&table.shards[0]).keys.slot_of(table.hash_of(&1), is_unused);
         if let Some(slot) = slot {
@@ -87,7 +87,7 @@ fn closing_against_a_new_key(close: fn(&Keys)) {
         let keys = keys();
         let other = {
             let keys = keys.clone();
-            thread::spawn(move || keys.limit(&1))
+            thread::spawn(move || keys.limiter(&1))
         };
         close(&keys);
         let limit = other.join().expect("no panic");

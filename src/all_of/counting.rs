@@ -21,7 +21,8 @@
 //! A rate predicts when it is due, so the permit is kept only if the rate is due soon enough. A
 //! counting limit predicts nothing, so the permit is kept until the time is over. Then the
 //! composite lets others pass at that limit, until another of its limits has permits. Each time is
-//! longer than the one before, so in the end one of them is longer than the other member needs.
+//! longer than the one before, so in the end one of them is longer than the other member needs. At
+//! one of the limits that lack permits it always stands, because nothing else would notify it.
 
 use crate::all_of::all::{All, Kind, Permits, Seats};
 use crate::all_of::weights::Weights;
@@ -158,6 +159,15 @@ impl<C: Timer> All<C> {
             counting.until = now.saturating_add(now.saturating_since(since));
             counting.marks.iter_mut().for_each(|mark| mark.passes = false);
         }
+        // A limit where it let others pass may have lost its permits since. One of the limits that
+        // lack permits must notify it.
+        let is_notified = asked().any(|(index, ..)| {
+            let Mark { there, passes } = counting.marks[index];
+            !there && !passes
+        });
+        if !is_notified {
+            counting.marks.iter_mut().filter(|mark| !mark.there).for_each(|mark| mark.passes = false);
+        }
         let (mut again, mut all, mut check_at) = (false, true, Nanos::MAX);
         for (index, limit, position, n) in asked() {
             let mark = &mut counting.marks[index];
@@ -175,5 +185,55 @@ impl<C: Timer> All<C> {
             deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as _));
         }
         check_at
+    }
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::all_of::all::Entry;
+    use crate::clock::ManualClock;
+    use crate::counting::CountingLimit;
+    use crate::limiter::shared::Shared;
+
+    /// A limit had permits again right after the waiter had lacked them, and none at the next check.
+    /// Then the waiter let others pass at both limits, and nothing told it of later permits.
+    #[test]
+    fn a_waiter_stands_at_a_limit_that_lacks_permits() {
+        let (clock, now) = (ManualClock::new(), Nanos::ZERO);
+        let limits = [CountingLimit::new(1), CountingLimit::new(1)];
+        let entry = |limit: &CountingLimit| Entry::new("one".into(), Kind::Counting(limit.clone()));
+        let members = limits.each_ref().map(entry);
+        let shared = Arc::new_cyclic(|shared| {
+            Shared::new(All::new(members.into(), shared.clone()), clock, Duration::ZERO)
+        });
+        let (all, ask) = (&shared.rule, Weights::new(&[1, 1]));
+        lock(&all.seats).positions.insert(0, vec![0, 0]);
+        let check = |change: &dyn Fn()| {
+            let mut deferred = Deferred::new();
+            assert!(all.take_counting(&ask, &mut deferred).is_err());
+            change();
+            all.seat_counting(&mut lock(&all.seats), now, (&ask, now), &mut deferred);
+            // The recheck is a part of the test.
+            deferred.rechecks.clear();
+        };
+        for lacks in [0, 1] {
+            let held = std::cell::RefCell::new(limits[lacks].try_acquire().ok());
+            check(&|| drop(held.take()));
+            let _held = limits[lacks].try_acquire();
+            check(&|| ());
+            assert!(limits[lacks].status().waiting > 0, "nothing tells it of a permit of {lacks}");
+            lock(&all.seats).counting.begin();
+            let mut deferred = Deferred::new();
+            let positions = lock(&all.seats).positions[&0].clone();
+            limits
+                .iter()
+                .zip(positions)
+                .for_each(|(limit, seat)| limit.pool.dequeue_seat(seat, &mut deferred));
+            deferred.rechecks.clear();
+        }
     }
 }
