@@ -34,14 +34,16 @@ end
 -- Gives back permits of no particular grant. They may be those of the oldest grant that counts. So
 -- while bookings lie ahead, a window gets none of them, but a fixed window as many as it has
 -- granted at least: all of its grants end with it. A bucket stands still in a pause: what was
--- charged there counts at the end, behind the bookings from before the pause.
+-- charged there counts at the end, behind the bookings from before the pause. Where the permits of
+-- dropped bookings may still be taken, as of a bucket in steps, these fill the bucket as well.
 local function refund_any(l)
   local kind, due = l.kind, l.now
+  local free = has_back and free_at(l, due) or 0
   if kind.hold and l.now < l.held and l.booked - l.shift <= l.now then due = l.at end
   if kind.hold or kind.cut or l.booked <= l.now then
-    give_after(l, l.n, due, true)
+    if l.n > free then give_after(l, l.n - free, due, true) end
   elseif kind.granted and #l.later == 0 then
-    give(l, min(l.n, max(0, kind.granted(l) - free_at(l, due))), due)
+    give(l, min(l.n, max(0, kind.granted(l) - free)), due)
   end
 end
 

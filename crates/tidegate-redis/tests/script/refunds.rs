@@ -1029,3 +1029,25 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
         }
     }
 }
+
+/// A refund of no particular grant, while a dropped booking of a bucket in steps may still be taken:
+/// the bucket was full, and got permits beyond its burst when the booking behind was dropped.
+#[test]
+fn a_refund_beside_a_dropped_booking_does_not_overfill_a_bucket_in_steps() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 5/s burst 20 interval_refill");
+    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let second = START - START % 1_000_000;
+    let mut call = |ms: u64, operation, n, before: &[u8]| {
+        store.call(operation, second + 1000 * ms, &[limit.part(n, before)])
+    };
+    let back = |reply: &Reply| Operation::Back { due: reply.due };
+    assert_eq!(call(620, TRY, 2, &[]).answer, Answer::Done);
+    let (first, behind) = (call(752, ANY_WAIT, 19, &[]), call(834, ANY_WAIT, 20, &[]));
+    call(855, back(&first), 19, &first.before[0]);
+    call(1048, Operation::Refund { due: NO_GRANT }, 2, &[]);
+    assert_eq!(call(1130, ANY_WAIT, 6, &[]).wait, Duration::ZERO);
+    call(1187, back(&behind), 20, &behind.before[0]);
+    let state = call(1200, Operation::Status, 0, &[]);
+    assert_eq!(state.limits[0].available, 14);
+}
