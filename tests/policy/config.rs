@@ -528,4 +528,6 @@ fn a_bucket_without_a_burst_is_written_as_one_that_grants_nothing() {
         limiter.apply(&config, Keep::Count).expect("a policy");
         assert!(limiter.try_acquire().is_err());
     }
+    // At this rate it grants everything.
+    assert_eq!(PolicyConfig::from(TokenBucket::new(Rate::UNLIMITED, 0)).to_string(), "unlimited");
 }

@@ -194,10 +194,10 @@ impl AnyPolicy {
     /// Returns the configuration of the terms in force, after all changes.
     ///
     /// It makes a policy that decides like this one. A field with the default value of the policy,
-    /// such as a `cold_factor` of 3, is not set. A token bucket with a burst of 0 grants nothing, so its
-    /// configuration is `deny_all`. A window with a rate that was changed to a
-    /// fraction has the whole numbers in force. A log with a lowered rate has the room with which
-    /// it was created as `with_capacity`.
+    /// such as a `cold_factor` of 3, is not set. A token bucket with a burst of 0 grants nothing,
+    /// so its configuration is `deny_all`; with an unlimited rate it is `unlimited`. A window with
+    /// a rate that was changed to a fraction has the whole numbers in force. A log with a lowered
+    /// rate has the room with which it was created as `with_capacity`.
     ///
     /// # Examples
     ///

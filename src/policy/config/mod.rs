@@ -121,6 +121,7 @@ macro_rules! define {
                 };
                 match config {
                     // A configuration with this burst is refused, as it would grant nothing.
+                    PolicyConfig::TokenBucket { burst: 0, rate: Rate::UNLIMITED, .. } => PolicyConfig::Unlimited {},
                     PolicyConfig::TokenBucket { burst: 0, .. } => PolicyConfig::DenyAll {},
                     config => config,
                 }
