@@ -201,7 +201,7 @@ pub trait Events: Send + Sync + 'static {
 /// `Arc` notifies its content.
 macro_rules! forward {
     ($($event:ident($($argument:ident: $type:ty),*);)*) => {
-        /// Notifies the first observer, then the second.
+        /// Notifies the first observer, then the second; not the second if the first one panics.
         ///
         /// # Examples
         ///
