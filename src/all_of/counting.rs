@@ -199,8 +199,8 @@ mod tests {
     use crate::counting::CountingLimit;
     use crate::limiter::shared::Shared;
 
-    /// A limit had permits again right after the waiter had lacked them, and none at the next check.
-    /// Then the waiter let others pass at both limits, and nothing told it of later permits.
+    /// A limit had permits again right after the waiter had lacked them, and none at the next
+    /// check. Then the waiter let others pass at both limits, and nothing told it of later permits.
     #[test]
     fn a_waiter_stands_at_a_limit_that_lacks_permits() {
         let (clock, now) = (ManualClock::new(), Nanos::ZERO);

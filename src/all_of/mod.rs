@@ -310,9 +310,9 @@ impl<C: Timer + Clone> AllOf<C> {
     /// keep a free permit from callers behind it: until the rates are due, or another counting
     /// limit has its permits, but never for longer than the request has already waited for permits
     /// in use. The permits of one grant come back together, and the earliest of the requests that
-    /// wait for them goes first. Of the requests behind it, which wait at different limits, one that
-    /// came later may go before an earlier one. A request for more permits than a lowered limit has
-    /// is refused at once, as by a rate.
+    /// wait for them goes first. Of the requests behind it, which wait at different limits, one
+    /// that came later may go before an earlier one. A request for more permits than a lowered
+    /// limit has is refused at once, as by a rate.
     ///
     /// A request with a maximum wait that waits only for permits in use is refused when that time
     /// is over, with [`Refusal::InUse`] and no retry time, because the time of a return is unknown.

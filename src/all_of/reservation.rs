@@ -104,7 +104,8 @@ impl<C: Timer> AllReservation<C> {
         }
     }
 
-    /// The grant, whose number of permits is that of [`AllPermits`](crate::AllPermits::permits).
+    /// Returns the grant of this reservation. Its number of permits is that which
+    /// [`AllPermits::permits`](crate::AllPermits::permits) reports.
     fn grant(&self, waited: Nanos) -> Grant {
         Grant::new(if self.exempt { 0 } else { self.pending.ask().others }, waited)
     }
@@ -130,8 +131,8 @@ impl<C: Timer> AllReservation<C> {
         self.claimed.is_some()
     }
 
-    /// Blocks the calling thread until the reservation is due, and claims it. The
-    /// [`Grant`] is the same as that of awaiting it.
+    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] is the
+    /// one that awaiting the reservation returns.
     ///
     /// Do not call this method from a task: it blocks the executor's thread. It needs no runtime.
     ///

@@ -55,9 +55,10 @@
 //!
 //! **Permits that come back together.** A grant of several limits gives all of its permits back
 //! before it serves the first line, so that a composite that waits for several of them finds all.
-//! It then serves the line whose first entry came first, and so on. Entries and seats of all lines
-//! are numbered by one counter. Its order among lines matters only for entries that came one after
-//! the other, and within a line it is incremented under the lock: Relaxed is enough.
+//! The grant then serves the lines in the order of their first entries. One counter numbers the
+//! entries and seats of all lines. The order of the numbers in different lines matters only for
+//! entries that came one after the other, and a number within a line is made under its lock:
+//! Relaxed is enough.
 //!
 //! **Closing.** Closing takes more permits than can ever exist, in one operation on `word`. So
 //! closing is ordered with all takes and all checks, as a taken permit is. A request that joins
@@ -68,9 +69,10 @@
 //! consistency.
 //!
 //! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back, also of
-//! two limits together; leaving against a grant; lowering against joining; with twins that check the
-//! flag before they give back. Closing against joining, with a twin that does not serve the line.
-//! Lowering and closing against a composite that compares, with a twin that counts with Relaxed.
+//! two limits together; leaving against a grant; lowering against joining; with twins that check
+//! the flag before they give back. Closing against joining, with a twin that does not serve the
+//! line. Lowering and closing against a composite that compares, with a twin that counts with
+//! Relaxed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -117,7 +119,7 @@ pub(crate) struct Pool {
 /// only gives numbers.
 static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
-/// The line of waiters. Entries and seats are numbered in order of arrival, from 1 on.
+/// The line of waiters. Entries and seats have numbers above 0, in order of arrival.
 struct Waiters {
     entries: BTreeMap<u64, Entry>,
     /// Waiters for more than one permit, by size: a lowered limit refuses the largest first.

@@ -276,8 +276,8 @@ impl fmt::Debug for Direction {
 /// than it grants at once.
 ///
 /// [`Throttled`] has chunks of this size, and so has `ThrottledBody` in the crate `tidegate-http`.
-/// A custom adapter that uses this size gets the same share as these two. The size follows the
-/// rate, so call this function again now and then, for example after a wait.
+/// A custom adapter with chunks of this size gets the same share of the rate as these two adapters.
+/// The size follows the rate, so call this function again now and then, for example after a wait.
 ///
 /// # Examples
 ///

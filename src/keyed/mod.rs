@@ -326,8 +326,8 @@ where
     /// Each call clones its key and makes one allocation. Calls for keys without room that
     /// [share](WhenKeysFull::ShareOne) one limiter are not reported.
     ///
-    /// Both kinds of observers may be set, one of each; a second one of the same kind replaces the
-    /// first. For an example, see [`KeyEvents`].
+    /// A limiter may have one observer that receives the key and one that does not. A second
+    /// observer of the same kind replaces the first. For an example, see [`KeyEvents`].
     #[must_use]
     pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
     where

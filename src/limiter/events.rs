@@ -207,7 +207,8 @@ macro_rules! forward {
         ///
         /// ```
         /// use std::sync::Arc;
-        /// use tidegate::{Events, ManualClock, Rate, RateLimiter, Refusal, Statistics, TokenBucket};
+        /// use tidegate::{Events, ManualClock, Rate, RateLimiter};
+        /// use tidegate::{Refusal, Statistics, TokenBucket};
         ///
         /// struct Log;
         ///

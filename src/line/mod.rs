@@ -237,8 +237,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.checked = self.checked.max(now);
     }
 
-    /// Returns whether the queue has an entry that nothing wakes. Such an entry may have been due for
-    /// long. So before a change that makes entries due sooner, the queue is served.
+    /// Returns whether the queue has an entry that nothing wakes. Such an entry may have been due
+    /// for long. So before a change that makes entries due sooner, the queue is served.
     pub(crate) fn has_unattended(&self) -> bool {
         self.unattended > 0
     }

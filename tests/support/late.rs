@@ -27,7 +27,8 @@ impl Script {
 }
 
 impl<C> LateTimer<C> {
-    /// Creates a timer whose sleeps are late by so many nanoseconds, one sleep after the other.
+    /// Creates a timer. The numbers in `lates` are the nanoseconds by which its sleeps are late,
+    /// one number for each sleep.
     pub(crate) fn new(clock: C, lates: impl Iterator<Item = u64> + Send + 'static) -> LateTimer<C> {
         LateTimer { clock, script: Script(Arc::new(Mutex::new(lates))) }
     }

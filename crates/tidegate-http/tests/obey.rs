@@ -603,7 +603,8 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
     }
 }
 
-/// A limiter whose store is away: a share decides each request, and refunds go to the store.
+/// A limiter whose store is away. A share decides each request of this limiter; a refund of this
+/// limiter goes to the store.
 #[derive(Debug)]
 struct Away {
     share: AnyLimiter,

@@ -3,10 +3,10 @@
 //!
 //! Each service that is ready or waits has a [`Slot`] with its reservation. The slot is in a list,
 //! sorted by the time at which the service counts as idle. A service that waits checks the lists:
-//! it takes the reservations out of the due slots whose time has come, and gives them back. While
-//! the service waits, it wakes up at the next time in the list of due slots, and at least once in
-//! the idle time. So idle permits need no task and no thread, and if no service waits, nothing
-//! happens.
+//! the service takes the reservations out of the due slots whose time has come, and gives them
+//! back. While the service waits, it wakes up at the next time in the list of due slots, and at
+//! least once in the idle time. So idle permits need no task and no thread, and if no service
+//! waits, nothing happens.
 //!
 //! | a slot | the list | next |
 //! |---|---|---|

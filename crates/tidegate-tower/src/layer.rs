@@ -230,9 +230,9 @@ impl<L: Limit> RateLimitLayer<L> {
     ///
     /// Responses to granted requests have these headers, too. They report the state of each limit
     /// after the request took its permits, or the state in which the limit refused it. The window
-    /// of a limit is the time in which a whole quota accrues, in whole seconds. The quota of a limit
-    /// that fills in less than a second is what accrues within one second: a token bucket of 100
-    /// per second with a burst of 20 has a quota of 100, of which at most 20 remain.
+    /// of a limit is the time in which a whole quota accrues, in whole seconds. The quota of a
+    /// limit that fills in less than a second is what accrues within one second: a token bucket of
+    /// 100 per second with a burst of 20 has a quota of 100, of which at most 20 remain.
     ///
     /// Use one format for all layers. With [`Format::Draft`] each layer reports its own limits, so
     /// give each layer a [name](RateLimitLayer::named). With the other formats the response reports

@@ -170,8 +170,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// call: grants with the time waited, refusals, including
     /// [`TooManyKeys`](Refusal::TooManyKeys), and dropped waits. An event does not name its key,
     /// except with [`observed_by_key`](KeyedCountingLimit::observed_by_key). If the
-    /// [limit](KeyedCountingLimit::limiter) of a key has its own observer, that observer is notified
-    /// after this one.
+    /// [limit](KeyedCountingLimit::limiter) of a key has its own observer, that observer is
+    /// notified after this one.
     ///
     /// A second observer replaces the first; a pair of observers is an observer. A limit without an
     /// observer pays one comparison for each call.
@@ -202,8 +202,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// of each call. The key is cloned for the observer each time a key comes into use, and at each
     /// call for a key without room.
     ///
-    /// Both kinds of observers may be set, one of each; a second one of the same kind replaces the
-    /// first. For an example, see [`KeyEvents`].
+    /// A limiter may have one observer that receives the key and one that does not. A second
+    /// observer of the same kind replaces the first. For an example, see [`KeyEvents`].
     #[must_use]
     pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
     where

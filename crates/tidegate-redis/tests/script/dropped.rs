@@ -124,9 +124,9 @@ fn bookings_that_are_dropped_one_by_one_leave_no_trace() {
     }
 }
 
-/// A later request takes a part of the first of two bookings that were dropped one behind the other,
-/// and so forgot the value from before the second one: that one stayed debited for a window after
-/// all bookings behind it were dropped as well.
+/// A later request takes a part of the first of two bookings that were dropped one behind the
+/// other. The script then forgot the value from before the second booking, which stayed debited for
+/// a window after all bookings behind it were dropped as well.
 #[test]
 fn a_part_of_a_dropped_booking_does_not_keep_the_bookings_behind_it() {
     let Some(mut store) = Store::new() else { return };

@@ -1030,8 +1030,9 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
     }
 }
 
-/// A refund of no particular grant, while a dropped booking of a bucket in steps may still be taken:
-/// the bucket was full, and got permits beyond its burst when the booking behind was dropped.
+/// A refund of no particular grant comes while requests may still take a dropped booking of a
+/// bucket in steps. The bucket was full, and got permits beyond its burst when the booking behind
+/// the dropped one was dropped, too.
 #[test]
 fn a_refund_beside_a_dropped_booking_does_not_overfill_a_bucket_in_steps() {
     let Some(mut store) = Store::new() else { return };
