@@ -38,6 +38,8 @@ end
 -- dropped bookings may still be taken, as of a bucket in steps, these fill the bucket as well.
 local function refund_any(l)
   local kind, due = l.kind, l.now
+  -- The first places of the list are those with the earliest instants.
+  if #l.later > 0 then pass(l, l.n) end
   local free = has_back and free_at(l, due) or 0
   if kind.hold and l.now < l.held and l.booked - l.shift <= l.now then due = l.at end
   if kind.hold or kind.cut or l.booked <= l.now then

@@ -1052,3 +1052,26 @@ fn a_refund_beside_a_dropped_booking_does_not_overfill_a_bucket_in_steps() {
     let state = call(1200, Operation::Status, 0, &[]);
     assert_eq!(state.limits[0].available, 14);
 }
+
+/// So many dropped bookings that the script keeps most of them as texts.
+#[test]
+fn a_refund_beside_many_dropped_bookings_does_not_overfill_a_bucket_in_steps() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 100/s burst 100 interval_refill");
+    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let second = START - START % SECOND;
+    let mut call = |ms: u64, operation, n, before: &[u8]| {
+        store.call(operation, second + 1000 * ms, &[limit.part(n, before)])
+    };
+    assert_eq!(call(620, TRY, 100, &[]).answer, Answer::Done);
+    let dropped: Vec<Reply> = (0..90).map(|_| call(752, ANY_WAIT, 1, &[])).collect();
+    let behind = call(834, ANY_WAIT, 100, &[]);
+    for reply in &dropped {
+        call(855, Operation::Back { due: reply.due }, 1, &reply.before[0]);
+    }
+    call(1048, Operation::Refund { due: NO_GRANT }, 60, &[]);
+    assert_eq!(call(1130, TRY, 90, &[]).answer, Answer::Done);
+    call(1187, Operation::Back { due: behind.due }, 100, &behind.before[0]);
+    let state = call(1200, Operation::Status, 0, &[]);
+    assert_eq!(state.limits[0].available, 10);
+}
