@@ -174,6 +174,7 @@
 //! | limit several things in one call | [`AllOf`] | as all its members allow |
 //! | have a limit for each user and one for all users | [`KeyedAllOf`] | as all its members allow |
 //! | store a limiter without its types | [`AnyLimiter`] | as the inner limiter |
+//! | read the configuration again while layers use the limiter | [`Replaceable`] | as the limiter that it holds |
 //! | limit the items of a stream | [`LimitStream`] (feature `stream`) | as the inner limiter |
 //! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the inner limiter, and for a reader one chunk more |
 //! | read the policy from a configuration | [`AnyPolicy`]: `RateLimiter::new("token_bucket 100/s burst 20".parse::<AnyPolicy>()?)`, or a field of a struct with the feature `serde`. [All forms](algorithms#from-a-configuration) | |
@@ -213,7 +214,7 @@
 //! | [`KeyedRateLimiter`] | `set_rate_all`, `change_all`, `apply_all`; `set_rate` for one key; `replan` if the plans have changed |
 //! | [`CountingLimit`] | [`set_limit`](CountingLimit::set_limit); for a [`KeyedCountingLimit`] `replan` |
 //! | [`AllOf`], [`KeyedAllOf`] | the calls of their members |
-//! | [`AnyLimiter`] | none: keep a clone of the inner limiter, and use it for an observer and the bounds of the queue as well |
+//! | [`AnyLimiter`] | none: keep a clone of the inner limiter, and use it for an observer and the bounds of the queue as well; or replace the limiter in a [`Replaceable`] |
 //! | a limit over a store | a new configuration in each process: see [`tidegate-redis`](https://docs.rs/tidegate-redis) |
 //!
 //! ```
@@ -398,7 +399,8 @@ pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReser
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
 pub use any_limiter::{
-    AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, FetchStatus, KeyedLimiter, Limiter, Reserved,
+    AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, FetchStatus, KeyedLimiter, Limiter, Replaceable,
+    Reserved,
 };
 pub use cancel::{CancelToken, Cancellable};
 #[cfg(feature = "tokio")]

@@ -70,7 +70,7 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
 /// api.users.limiter("bob")?.debit(3)?; // a limiter of the key has every call
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
-pub struct AnyKeyed<K>(Arc<dyn KeyedLimiter<K>>);
+pub struct AnyKeyed<K>(pub(super) Arc<dyn KeyedLimiter<K>>);
 
 impl<K: 'static> AnyKeyed<K> {
     /// Creates a handle to this limiter.

@@ -9,12 +9,14 @@ mod counting;
 mod keyed;
 #[cfg(feature = "keyed")]
 mod of_key;
+mod replaceable;
 mod several;
 mod single;
 
 pub use keyed::{AnyKeyed, KeyedLimiter};
 #[cfg(feature = "keyed")]
 pub use of_key::OfKey;
+pub use replaceable::Replaceable;
 
 use std::fmt;
 use std::future::ready;
@@ -41,7 +43,8 @@ use crate::time::Nanos;
 /// as [`set_rate`](crate::RateLimiter::set_rate) and `reset`, for observers, and for the bounds of
 /// the queue, use the limiter that the handle is made from. A request is an [`AllRequest`], which
 /// converts from a number of permits, a [`Request`](crate::Request) or costs by name. A single
-/// limiter is a limit with the name `limit`.
+/// limiter is a limit with the name `limit`. A [`Replaceable`] puts another limiter behind a handle
+/// that is in use.
 ///
 /// # Cost
 ///
@@ -203,6 +206,13 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// for a store.
     fn non_blocking(&self) -> Option<AnyLimiter> {
         None
+    }
+
+    /// Returns whether calls of this limiter may block the thread while they wait for a store.
+    /// Defaults to whether there is another handle that is [for
+    /// tasks](Limiter::non_blocking).
+    fn may_block(&self) -> bool {
+        self.non_blocking().is_some()
     }
 }
 
@@ -591,7 +601,7 @@ impl AnyLimiter {
     /// returns.
     #[must_use]
     pub fn may_block(&self) -> bool {
-        self.0.non_blocking().is_some()
+        self.0.may_block()
     }
 }
 

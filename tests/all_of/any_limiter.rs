@@ -16,7 +16,7 @@ use tidegate::{
 
 /// A call, or the passing of time.
 #[derive(Clone, Debug)]
-enum Act {
+pub(crate) enum Act {
     Try(u32),
     Reserve(u32),
     /// Polls the oldest reservation, and settles it if it has its permits.
@@ -31,7 +31,7 @@ enum Act {
     Advance(u64),
 }
 
-fn acts() -> impl Strategy<Value = Vec<Act>> {
+pub(crate) fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         (0_u32..8).prop_map(Act::Try),
         (0_u32..8).prop_map(Act::Reserve),
@@ -53,7 +53,7 @@ pub(crate) fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T>
 }
 
 /// Plays the acts through a handle, and returns the result of each act.
-fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
+pub(crate) fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
     let mut reservations: Vec<AnyReservation> = Vec::new();
     let play = |act: &Act| match *act {
         Act::Try(n) => format!("{:?}", limiter.try_acquire_many(n).map(|permits| permits.waited())),

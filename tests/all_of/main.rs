@@ -19,6 +19,7 @@ mod of_keys;
 #[cfg(feature = "config")]
 mod predicted;
 mod properties;
+mod replaceable;
 #[cfg(feature = "keyed")]
 mod same_word;
 mod stress;

@@ -123,34 +123,36 @@ const ALONE: &str =
 ///
 /// # When the configuration changes
 ///
-/// A program builds a new limiter, and replaces the current one behind a lock or in an `ArcSwap`.
-/// Over a store the state is kept, because limits are not stored: the new rate and burst apply to
-/// the permits that are available. Only a policy of another kind, another tag or another name
-/// starts with new state. While some processes still have the old configuration, each process
-/// decides by its own configuration.
+/// A program builds a new limiter, and puts it into the [`Replaceable`](tidegate::Replaceable) that
+/// its layers and tasks use. Over a store the state is kept, because limits are not stored: the new
+/// rate and burst apply to the permits that are available. Only a policy of another kind, another
+/// tag or another name starts with new state. While some processes still have the old
+/// configuration, each process decides by its own configuration.
 ///
 /// A process-local limiter starts full, so a program takes from it the permits that the old limiter
 /// does not have. Requests that wait stay in the queue of the old limiter, on its terms.
 /// [`RateLimiter::apply`] changes a limiter while it is in use, and its waits with it.
 ///
 /// ```
-/// use tidegate::AnyLimiter;
+/// use tidegate::{AnyLimiter, Replaceable};
 /// use tidegate_redis::{BuildError, LimiterConfig};
 ///
-/// fn changed(old: &AnyLimiter, config: &LimiterConfig) -> Result<AnyLimiter, BuildError> {
+/// fn reload(limiter: &Replaceable, config: &LimiterConfig) -> Result<(), BuildError> {
 ///     let new = config.build()?;
 ///     if config.store_builder().is_none() {
-///         for (name, limit) in old.status().members {
+///         for (name, limit) in limiter.current().status().members {
 ///             _ = new.keep_at_most(&name, limit.available); // an error if it has no such limit
 ///         }
 ///     }
-///     Ok(new)
+///     limiter.replace(new);
+///     Ok(())
 /// }
 ///
-/// let limiter = "token_bucket 20/d burst 20".parse::<LimiterConfig>()?.build()?;
-/// limiter.try_acquire_many(15)?;
-/// let limiter = changed(&limiter, &"token_bucket 50/d burst 50".parse()?)?;
-/// assert_eq!(limiter.status().members[0].1.available, 5);
+/// let limiter = Replaceable::new("token_bucket 20/d burst 20".parse::<LimiterConfig>()?.build()?);
+/// let in_layer = AnyLimiter::from(limiter.clone()); // what adapters take
+/// in_layer.try_acquire_many(15)?;
+/// reload(&limiter, &"token_bucket 50/d burst 50".parse()?)?;
+/// assert_eq!(in_layer.status().members[0].1.available, 5);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::Server;
-use tidegate::{AnyKeyed, AnyLimiter, Refusal, Statistics};
+use tidegate::{AnyKeyed, AnyLimiter, Refusal, Replaceable, Statistics};
 use tidegate_redis::{LimiterConfig, OpenError, Store, WhileAway};
 
 fn config(line: &str) -> LimiterConfig {
@@ -33,6 +33,28 @@ fn one_changed_line_shares_a_limit() {
     let mut keys: Vec<_> = keys.iter().map(|key| key.rsplit_once(':').unwrap().0).collect();
     keys.sort_unstable();
     assert_eq!(keys, ["app:1:{other}:limit", "tidegate:1:{all}:limit"]);
+}
+
+/// A layer keeps its handle, while the program reads its configuration again.
+#[test]
+fn a_configuration_that_is_read_again_keeps_the_permits_in_the_store() {
+    let Some(server) = Server::start() else { return };
+    let build = |line: &str| {
+        let line = format!("{line} store {} tag calls timeout 60s", server.url());
+        config(&line).build().unwrap()
+    };
+    let limiter = Replaceable::new(build("token_bucket 1/d burst 5"));
+    let in_layer = AnyLimiter::from(limiter.clone());
+    let for_tasks = in_layer.non_blocking();
+    assert!(in_layer.try_acquire_many(4).is_ok());
+    limiter.replace(build("token_bucket 1/d burst 3"));
+    assert_eq!(in_layer.status().members[0].1.available, 1);
+    limiter.replace(config("token_bucket 1/d burst 7").build().unwrap());
+    assert_eq!((in_layer.may_block(), in_layer.status().members[0].1.available), (false, 7));
+    limiter.replace(build("token_bucket 1/d burst 9"));
+    assert_eq!(in_layer.status().members[0].1.available, 1);
+    assert!(for_tasks.try_acquire().unwrap_err().is_degraded(), "it would block its thread");
+    assert!(in_layer.try_acquire_many(2).is_err() && in_layer.try_acquire().is_ok());
 }
 
 #[test]
