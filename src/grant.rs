@@ -145,8 +145,9 @@ impl Grant {
     /// Returns how long the request waited: zero if its permits were available.
     ///
     /// A wait begins with the first poll of a future, or with the call of a blocking method or of
-    /// [`reserve`](crate::RateLimiter::reserve). It ends when the request is granted, or when the
-    /// reservation is claimed if that is later.
+    /// [`reserve`](crate::RateLimiter::reserve). It ends when that call or future returns the
+    /// permits, or when the reservation is claimed. So the time for which a granted task has to
+    /// wait for its executor counts as well.
     #[must_use]
     pub fn waited(self) -> Duration {
         self.waited.as_duration()

@@ -72,8 +72,10 @@ pin_project! {
     /// # Cancel safety
     ///
     /// A dropped read or write keeps its position in the queue, in this type, and the next read or
-    /// write takes it. When this type is dropped, its positions are given up. A granted chunk that
-    /// was not written is given back.
+    /// write takes it. When this type is dropped, its positions are given up. A chunk of which the
+    /// inner writer took a part is settled to that part. If the inner writer panics, it may have
+    /// taken the chunk, which counts as used unless another write follows.
+    ///
     /// # Examples
     ///
     /// ```
