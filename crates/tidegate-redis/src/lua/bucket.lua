@@ -54,6 +54,10 @@
 -- met the cap, but for what was owed there. `hold` moves `booked` to the instant for the predicted
 -- end, and an earlier end moves it back by the rest, but never behind a grant.
 --
+-- Debts. A level below -2^51 could not be added to the price of a request. So a larger debt is
+-- deferred: the state becomes as of a later instant, at which the debt of the time until then is
+-- paid, and no permit is available before. The rest of the debt fills the bucket once at least.
+--
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
 -- an integer, and time adds p for each us. Only due instants are rounded, up to whole us. In the us
 -- of its due instant a bucket may gain p - 1 units more than the request pays, and a small bucket
@@ -196,6 +200,45 @@ do
     is_plain = false
   end
 
+  -- No bound of the level is known until no booking lies ahead.
+  local function forget_marks(l)
+    l.credit, l.marks = 0, {MOST, -MOST}
+  end
+
+  -- Returns the refills that n permits cost, and the units that they cost beyond these. n x price may
+  -- be above 2^53, so each bit of n is added by itself.
+  local function cost(t, n)
+    local refills, rest, bit = 0, 0, 2^32
+    while bit >= 1 do
+      refills, rest = 2 * refills, 2 * rest
+      if n >= bit then
+        n, refills, rest = n - bit, refills + whole(t[2], t[1]), rest + t[2] % t[1]
+      end
+      refills, rest = refills + whole(rest, t[1]), rest % t[1]
+      bit = bit / 2
+    end
+    return refills, rest
+  end
+
+  -- Defers a debt of n permits that were taken from a level at an instant.
+  local function defer(l, at, level, n)
+    local t = l.terms
+    if t[1] == 0 or level <= -MOST then
+      l.level = -2 * MOST
+      return
+    end
+    local refills, rest = cost(t, n)
+    local owed = level < 0 and whole_up(-level, t[1]) or 0
+    local stays = min(whole_up(t[3], t[1]), refills + owed)
+    local ends = after(t, at, refills + owed - stays)
+    if ends - l.now > CENTURY then
+      l.level = -2 * MOST
+      return
+    end
+    forget_marks(l)
+    l.level, l.booked = level + owed * t[1] - rest - stays * t[1], ends
+  end
+
   -- Returns whether the level at an instant must stay the one from before the pause.
   local function stands(l, at)
     return l.spent == 1 and l.now < l.held and at == l.booked
@@ -217,11 +260,6 @@ do
     local empty = t[7] == 2 and -t[2] or 0
     peak(l, l.booked, t[3] + min(0, l.level - empty))
     l.level, l.spent = min(l.level, empty), 0
-  end
-
-  -- No bound of the level is known until no booking lies ahead.
-  local function forget_marks(l)
-    l.credit, l.marks = 0, {MOST, -MOST}
   end
 
   -- Returns how much of the level at an instant behind all bookings is left to requests that arrive
@@ -266,7 +304,8 @@ do
           local count = floor(level / old)
           local rest = (level - count * old) * unit
           rest = rest < MOST and whole(rest, old) or max(0, floor(rest / old) - 1)
-          level = count * unit + rest
+          -- Of a debt that does not fit, the rest is forgiven.
+          level = max(count * unit + rest, 1 - MOST)
         end
         for i = 2, last, 2 do peaks[i] = MOST end
         -- Another burst may take longer to fill, even if its terms take equally long.
@@ -287,7 +326,8 @@ do
       if t[7] == 1 and price > cap then cap = price end
       if t[7] == 2 then need = 0 end
       local level = level_at(l, at, cap)
-      if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
+      -- The level is not negative at the instant of a grant, so the grant leaves more than -2^52.
+      if level <= -MOST or price >= MOST or need > cap then return nil end
       -- The units that are set apart accrue again, but not at a rate of zero.
       if has_back and t[1] > 0 then need = need + apart(l, cap - need, price) end
       -- Without a rate SmoothBursty grants nothing: the time of the next request never comes.
@@ -313,9 +353,9 @@ do
       end
       -- Distinguishes a level that met the cap from one that just filled it.
       peak(l, at, min(found, cap + 1))
-      l.level = min(found, cap) - n * t[2]
-      if l.level <= -MOST then l.level = -2 * MOST end
-      l.booked = at
+      found = min(found, cap)
+      l.level, l.booked = found - n * t[2], at
+      if l.level < -MOST / 2 and operation ~= 'reserve' then defer(l, at, found, n) end
     end,
 
     move = function(l, by)

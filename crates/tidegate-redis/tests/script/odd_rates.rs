@@ -8,6 +8,7 @@ use rand::{Rng, SeedableRng};
 use crate::script::{Answer, Operation};
 use crate::script_tests::conformance::calls;
 use crate::script_tests::{Limit, START, Store, TRY};
+use crate::terms::Numbers;
 
 /// `refill` units accrue in each microsecond, and a permit costs `price`.
 struct Bucket {
@@ -48,6 +49,71 @@ impl Bucket {
         }
         (self.level, self.booked, self.seen) = (-missing, at, at);
         Ok(())
+    }
+
+    fn debit(&mut self, now: i128, n: i128) {
+        let level = self.cap.min(self.level + (now - self.booked) * self.refill);
+        (self.level, self.booked, self.seen) = (level - n * self.price, now, now);
+    }
+}
+
+/// Regression: debits of more than some minutes of a rate of many digits blocked the limit for a
+/// century.
+#[test]
+fn debits_of_any_size_are_owed_exactly() {
+    let Some(mut store) = Store::new() else { return };
+    let rates =
+        [("0.333333333/s", 1), ("1.666667/min", 20), ("33.333333/s", 1000), ("999983/s", 1), ("7/s", 5)];
+    for (seed, (rate, burst)) in (0..).zip(rates) {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let limit = Limit::new(&format!("token_bucket {rate} burst {burst}"));
+        let Numbers::Bucket(numbers) = limit.terms.numbers else { panic!("a bucket") };
+        let (refill, price) = (i128::from(numbers.refill), i128::from(numbers.price));
+        let mut now = START;
+        let full = burst * price;
+        let mut bucket = Bucket {
+            refill,
+            price,
+            cap: full + refill - 1,
+            level: full,
+            booked: now.into(),
+            seen: now.into(),
+        };
+        let (mut granted, mut refused) = (0, 0);
+        for i in 0..400 {
+            let owed = (bucket.level.min(0) * -1 / refill) as u64;
+            now += match random.random_range(0..4) {
+                // A new key is as of its first call.
+                _ if i == 0 => 0,
+                0 => 0,
+                // Up to the time at which the debts are paid.
+                1 => random.random_range(0..=owed),
+                2 => owed,
+                _ => random.random_range(0..=1_000_000),
+            };
+            if random.random_ratio(1, 6) {
+                let most = [10, 10_000, 100_000_000][random.random_range(0..3)];
+                // Half a year at most: what is owed for more than a century is owed for ever.
+                let n = random.random_range(1..=most).min(((1 << 44) * refill / price) as u64);
+                bucket.debit(now.into(), n.into());
+                store.call(Operation::Debit, now, &[limit.part(n, &[])]);
+            }
+            let n = random.random_range(1..=burst as u64);
+            let reply = store.call(TRY, now, &[limit.part(n, &[])]);
+            let context = format!("{rate}: call {i} of {n} at {now}");
+            match bucket.try_acquire(now.into(), n.into()) {
+                Ok(()) => {
+                    granted += 1;
+                    assert_eq!(reply.answer, Answer::Done, "{context}");
+                }
+                Err(wait) => {
+                    refused += 1;
+                    assert_eq!(reply.answer, Answer::Refused, "{context}");
+                    assert_eq!(reply.wait.as_micros() as i128, wait, "{context}");
+                }
+            }
+        }
+        assert!(granted.min(refused) > 20, "{rate}: {granted} granted, {refused} refused");
     }
 }
 
