@@ -1,7 +1,12 @@
 -- Takes back grants, and bookings whose instants lie ahead.
 
-local give, give_after
+local counts, give, give_after
 if ARGV[4] or operation == 'refund' then
+  -- Returns whether an instant, or the number of a booking, is from after the last reset.
+  function counts(l, due, number)
+    return l.held >= 0 or due > -l.held and not (number and number >= 0 and number < floor(-l.held / 8))
+  end
+
   -- Adds permits to the state, and thus behind all bookings. They are of a grant at an instant, or
   -- of any grants up to it.
   function give_after(l, n, due, of_any)
@@ -156,7 +161,7 @@ if ARGV[4] then
         -- The limit may have changed since.
         is_there = l.real ~= '' and number >= parse('>d', l.real)
       end
-      if l.n > 0 and is_there and is_predicted == (l.real ~= '') then
+      if l.n > 0 and is_there and is_predicted == (l.real ~= '') and counts(l, place, number) then
         if now < place then
           pass(l)
           if l.kind.drop then

@@ -10,7 +10,8 @@
 --   | 2      | seen   | us   | the latest server time of a write                              |
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
---   | 4      | held   | us   | the end of a pause, 0 without one                              |
+--   | 4      | held   | us   | the end of a pause, 0 without one; after a reset its instant,   |
+--   |        |        |      | negative                                                       |
 --   | 5      | back   | byte | the length of the data about bookings that were given back;    |
 --   |        |        |      | this data precedes the numbers of the algorithm                |
 --
@@ -109,6 +110,11 @@
 -- counts the grant at its last booking, or at the one that is the last when those behind it are
 -- undone. Later the permits would be those of other grants. A booking that is given back when its
 -- instant has passed is refunded like a place that ends.
+--
+-- Reset. The state is a new one, which is kept for the span of the limit at least. Bookings and
+-- grants from before the reset do not count, so they are not given back: their instants are not
+-- behind the reset, or their numbers are lower than those of the new state. A pause forgets the
+-- instant of the reset.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own maximum wait in us, and
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. The numbers of

@@ -63,7 +63,7 @@ elseif operation == 'refund' then
     -- A state gets no refund of a grant that is still ahead, except after the clock was set back.
     if l.n > 0 and place < 0 and (l.value or lingers(l)) then
       refund_any(l)
-    elseif l.n > 0 and l.value and place >= 0 and place <= max(l.now, l.booked) then
+    elseif l.n > 0 and l.value and place >= 0 and place <= max(l.now, l.booked) and counts(l, place) then
       give(l, l.n, place)
     end
   end
@@ -97,12 +97,13 @@ elseif operation == 'resume' then
     end
   end
 elseif operation == 'reset' then
-  -- One by one: Lua passes fewer than 8,000 keys at once.
   for _, l in ipairs(limits) do
-    call('DEL', l.key)
-    read(l, nil)
+    if l.value then
+      read(l, nil)
+      l.held, l.kept = -now, now + (l.kind.span and l.kind.span(l) or l.terms[2])
+      touch(l)
+    end
   end
-  return reply(1, 0, 0, 0, true)
 end
 
 write_changed()

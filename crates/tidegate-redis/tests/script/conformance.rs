@@ -98,7 +98,7 @@ fn scripts_decide_as_policies_do() {
         let calls = random_calls(&limit, seed);
         let replies = store.run(&limit, &calls);
         // The time of the last write, while there is a value: time goes back no further.
-        let mut latest = None;
+        let (mut latest, mut reset) = (None, 0);
         let (mut granted, mut refused) = (0, 0);
         for (i, ((operation, now, n), reply)) in calls.iter().zip(&replies).enumerate() {
             if latest.is_none() {
@@ -128,8 +128,9 @@ fn scripts_decide_as_policies_do() {
                         latest = latest.or((wait < Duration::MAX).then_some(seen));
                     }
                 },
-                // A limit without a value has nothing to get back.
-                Operation::Refund { .. } if latest.is_none() => {}
+                // A limit without a value has nothing to get back, and nothing comes back from before
+                // a reset, or from its instant.
+                Operation::Refund { .. } if latest.is_none() || *now <= reset => {}
                 Operation::Refund { .. } => {
                     policy.refund(&state, at, n32);
                     latest = Some(seen);
@@ -143,7 +144,11 @@ fn scripts_decide_as_policies_do() {
                     assert_eq!(reply.limits[0].other, taken, "{context}");
                     latest = if taken > 0 { Some(seen) } else { latest };
                 }
-                Operation::Reset => latest = None,
+                // A value is replaced by that of a new limit.
+                Operation::Reset if latest.is_some() => {
+                    state = policy.start(nanos(*now));
+                    (latest, reset) = (Some(*now), *now);
+                }
                 _ => {}
             }
             if *operation == Operation::Reset {

@@ -88,6 +88,40 @@ fn a_refund_gives_back_no_permits_of_later_windows_or_of_bookings() {
     }
 }
 
+/// Permits from before a reset came back after it: a limit of 5 granted 10 at one time.
+#[test]
+fn nothing_comes_back_from_before_a_reset() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "token_bucket 5/s burst 5",
+        "token_bucket 5/s burst 5 interval_refill",
+        "leaky_bucket 5/s nodelay 4",
+        "smooth_bursty 5/s max_burst 800ms start_full",
+        "fixed_window 5/s",
+        "fixed_window 5/s from_first_grant",
+        "sliding_window 5/s cells 5",
+        "sliding_estimate 5/s",
+        "sliding_log 5/s",
+    ] {
+        // The times between the grant, the reset, and what follows it.
+        for (i, [until_reset, behind_it]) in [[0, 0], [0, 1], [1, 0], [1, 1]].into_iter().enumerate() {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-reset-{i}"));
+            let (reset, now) = (START + until_reset, START + until_reset + behind_it);
+            let mut call = |operation, at, n| store.call(operation, at, &[limit.part(n, &[])]);
+            assert_eq!(call(TRY, START, 5).answer, Answer::Done, "{line}");
+            call(Operation::Reset, reset, 1);
+            assert_eq!(call(TRY, now, 5).answer, Answer::Done, "{line}");
+            for (granted_at, comes_back) in [(START, 0), (now, behind_it)] {
+                let due = i64::try_from(granted_at).expect("an instant");
+                call(Operation::Refund { due }, now, 1);
+                let left = (0..9).take_while(|_| call(TRY, now, 1).answer == Answer::Done).count();
+                assert_eq!(left as u64, comes_back, "{line}, {until_reset}, {behind_it}: of {granted_at}");
+            }
+        }
+    }
+}
+
 /// In a pause, permits came back to a bucket besides a booking from before the pause, which was
 /// granted as well.
 #[test]
