@@ -400,6 +400,10 @@ do
       return is_spent and min(ends, l.held) or ends
     end
 
+    function bucket.owed(l)
+      return whole_up(max(0, -l.level), l.terms[2])
+    end
+
     -- Permits that were given back, or are lent, change the level at each instant ahead.
     local function raise(l, units)
       l.credit = max(0, l.credit + units)

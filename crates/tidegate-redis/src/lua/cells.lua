@@ -105,6 +105,11 @@ do
       return due + t[2] - (due - t[3]) % t[2]
     end
 
+    kinds[CELLS].owed = function(l)
+      local _, sum = open(l, l.booked)
+      return max(0, sum - l.terms[1])
+    end
+
     kinds[CELLS].lend = function(l, at, n)
       if at >= l.booked then return take(l, at, n) end
       local i = l.terms[4] - (number(l.terms, l.booked) - number(l.terms, at))

@@ -90,6 +90,12 @@ do
       return due + t[2] - (due - t[3]) % t[2]
     end
 
+    kinds[ESTIMATE].owed = function(l)
+      local began, before, used = open(l, l.booked)
+      local counts = min(before * (began + l.terms[2] - l.booked), MOST)
+      return max(0, used + whole_up(counts, l.terms[2]) - l.terms[1])
+    end
+
     kinds[ESTIMATE].lend = function(l, at, n)
       if at >= l.booked then return take(l, at, n) end
       local began = open(l, l.booked)

@@ -121,6 +121,10 @@ do
       return due + t[2] - (due - began) % t[2]
     end
 
+    kinds[FIXED].owed = function(l)
+      return max(0, l.used - l.terms[1])
+    end
+
     -- Returns how many permits the present window has granted at least, while bookings lie ahead.
     kinds[FIXED].granted = function(l)
       if l.began > l.now then return l.least end

@@ -101,14 +101,16 @@ local function earliest(l, from)
   if #places == 0 then return due end
   local lent_at = waits_for_loans and kind.lends_at and kind.lends_at(l, n)
   if lent_at then due = min(due, max(lent_at, from)) end
-  local first, free = 1, 0
+  -- When a request that may not wait asks again, the places of the last booking have come back to
+  -- the limit, and what is owed takes their permits first.
+  local first, free, owed = 1, 0, not may_wait and kind.owed and kind.owed(l) or 0
   for i, place in ipairs(places) do
     local instant = max(place.due, from, l.held)
     free = free + place.free
     while first <= i and not is_open(l, places[first], instant) do
       free, first = free - places[first].free, first + 1
     end
-    if free >= n then return instant end
+    if free >= n + (instant < l.booked and 0 or owed) then return instant end
   end
   -- If a log grants permits later, they also become available again later.
   for i = first, kind.cut and 0 or #places do

@@ -122,6 +122,39 @@ fn nothing_comes_back_from_before_a_reset() {
     }
 }
 
+/// The permits of a dropped wait that a debit takes when they come back were promised to a request
+/// that does not wait: it was told a window too little.
+#[test]
+fn a_request_is_told_that_a_debt_takes_the_permits_of_a_dropped_wait() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "fixed_window 3/s",
+        "fixed_window 3/s from_first_grant",
+        "sliding_window 3/s cells 2",
+        "sliding_estimate 3/s",
+        "sliding_log 3/s",
+        "token_bucket 3/s burst 3 interval_refill",
+        "token_bucket 3/s burst 3",
+        "leaky_bucket 3/s nodelay 2",
+    ] {
+        for debit in 1..=5 {
+            for n in 1..=3 {
+                let mut limit = Limit::new(line);
+                limit.key.push_str(&format!("-owes-{debit}-{n}"));
+                let mut call =
+                    |operation, now, n, booking: &[u8]| store.call(operation, now, &[limit.part(n, booking)]);
+                assert_eq!(call(TRY, START, 3, &[]).answer, Answer::Done, "{line}");
+                let wait = call(ANY_WAIT, START, 2, &[]);
+                call(Operation::Debit, START, debit, &[]);
+                call(Operation::Back { due: wait.due }, START, 2, &wait.before[0]);
+                let told = u64::try_from(call(TRY, START, n, &[]).wait.as_micros()).expect("a wait");
+                let then = call(TRY, START + told, n, &[]);
+                assert_eq!(then.answer, Answer::Done, "{line}: debit {debit}, {n} told {told}: {then:?}");
+            }
+        }
+    }
+}
+
 /// In a pause, permits came back to a bucket besides a booking from before the pause, which was
 /// granted as well.
 #[test]
