@@ -1,7 +1,6 @@
 //! The network between clients and a server, and the faults of both.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -75,7 +74,9 @@ struct State {
     /// The time at which the server has finished all received calls.
     free_at: u64,
     links: Vec<Line>,
-    events: BinaryHeap<Reverse<Event>>,
+    /// The messages on their way: by their time in microseconds since the start, and then in the
+    /// order in which they were added.
+    events: BTreeMap<(u64, u64), Message>,
     events_made: u64,
     calls: u64,
     /// The number of them that counted the processes.
@@ -109,13 +110,6 @@ struct Line {
     last: [u64; 2],
     /// While the route is cut, it holds messages, like those that a connection will retransmit.
     held: Option<Vec<Message>>,
-}
-
-/// An event at a time, in microseconds since the start.
-struct Event {
-    at: u64,
-    number: u64,
-    message: Message,
 }
 
 enum Message {
@@ -169,7 +163,7 @@ impl Model {
             earlier: Earlier::Reset,
             free_at: 0,
             links: Vec::new(),
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             events_made: 0,
             calls: 0,
             counting_calls: 0,
@@ -412,9 +406,8 @@ impl State {
 
     fn push(&mut self, at: u64, message: Message) -> bool {
         self.events_made += 1;
-        let event = Event { at, number: self.events_made, message };
-        let is_first = self.events.peek().is_none_or(|Reverse(first)| event < *first);
-        self.events.push(Reverse(event));
+        let is_first = self.events.first_key_value().is_none_or(|((first, _), _)| at < *first);
+        self.events.insert((at, self.events_made), message);
         is_first
     }
 
@@ -422,11 +415,12 @@ impl State {
     fn work(&mut self) -> Option<Duration> {
         let now = self.now();
         loop {
-            let at = self.events.peek()?.0.at;
+            let next = self.events.first_entry()?;
+            let (at, _) = *next.key();
             if at > now {
                 return Some(Duration::from_micros(at));
             }
-            let Reverse(Event { at, message, .. }) = self.events.pop()?;
+            let message = next.remove();
             if let Some((link, _)) = message.way()
                 && let Some(held) = &mut self.links[link].held
             {
@@ -483,26 +477,6 @@ impl State {
         let Call { link, to, .. } = call;
         let answer = (self.number, answer);
         self.send_at(at, Message::Answer { link, answer, to });
-    }
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Event) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Event) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    fn cmp(&self, other: &Event) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
     }
 }
 
