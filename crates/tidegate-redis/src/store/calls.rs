@@ -15,8 +15,7 @@ use tokio::sync::watch;
 use tokio::task::coop;
 use tokio::time::Instant;
 
-use super::counts::Counters;
-use super::{Away, Deadline};
+use super::{Away, Counts, Deadline};
 use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
 use crate::connection::{CallSlot, Failure, LastAttempt, NoReply, Sent, SentCall, Server, Servers};
@@ -46,7 +45,7 @@ pub(super) struct Shared {
     took: AtomicU64,
     /// Whether the server of the last call is far away. A silent server counts as far.
     is_far: AtomicBool,
-    pub(super) counters: Counters,
+    pub(super) counts: Mutex<Counts>,
     pub(super) trouble: Mutex<Option<StoreError>>,
     pub(super) clients: Clients,
     pub(super) events: Option<Arc<dyn Events>>,
@@ -207,7 +206,7 @@ impl Shared {
             kept: AtomicUsize::new(0),
             took: AtomicU64::new(u64::MAX),
             is_far: AtomicBool::new(false),
-            counters: Counters::default(),
+            counts: Mutex::default(),
             trouble: Mutex::default(),
             clients: Clients::default(),
             events,
@@ -467,15 +466,19 @@ impl Shared {
     /// Counts and reports a failure, and returns when the store may be called again. If the server
     /// `is_well`, a call without a reply among other replies says nothing about it.
     fn failed(&self, server: &Server, admission: Admission, failure: Failure, is_well: bool) -> Away {
-        let counters = &self.counters;
-        let (counter, event, error, is_away) = match failure {
-            Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
-            Failure::Unknown(text) => (&counters.unknown, StoreEvent::Unknown, StoreError::away(text), true),
+        let mut counts = lock(&self.counts);
+        let (count, event, error, is_away) = match failure {
+            Failure::NotRun(text) => (&mut counts.failed, StoreEvent::Failed, StoreError::away(text), true),
+            Failure::Unknown(text) => {
+                (&mut counts.unknown, StoreEvent::Unknown, StoreError::away(text), true)
+            }
             Failure::Misconfigured(text) => {
-                (&counters.misconfigured, StoreEvent::Misconfigured, StoreError::misconfigured(text), false)
+                let error = StoreError::misconfigured(text);
+                (&mut counts.misconfigured, StoreEvent::Misconfigured, error, false)
             }
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        *count += 1;
+        drop(counts);
         self.report(event);
         *lock(&self.trouble) = Some(error);
         if !is_away {
@@ -511,7 +514,7 @@ impl Shared {
 
     /// Skips a call: it is not made, and the store may be called again after `rest`.
     fn skip(&self, rest: Duration) -> Away {
-        self.counters.skipped.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counts).skipped += 1;
         self.report(StoreEvent::Skipped);
         Away::For(rest)
     }
@@ -523,7 +526,7 @@ impl Shared {
         match is_sent {
             false => _ = self.skip(Duration::MAX),
             true => {
-                self.counters.unknown.fetch_add(1, Ordering::Relaxed);
+                lock(&self.counts).unknown += 1;
                 self.report(StoreEvent::Unknown);
             }
         }
@@ -538,7 +541,7 @@ impl Shared {
         // Relaxed: an independent hint.
         self.is_far.store(server.congestion.replied(asked, took, self.timeout), Ordering::Relaxed);
         *lock(&self.trouble) = None;
-        self.counters.answered.fetch_add(1, Ordering::Relaxed);
+        lock(&self.counts).answered += 1;
         self.report(StoreEvent::Answered(took));
         if let Some(stand_in) = self.servers.found() {
             lock(&stand_in.silence).end();
@@ -684,7 +687,7 @@ mod tests {
             }
             let other = shared.servers.server_of_key("{user1000}");
             let made = |shared: &Shared| {
-                let counts = shared.counters.read();
+                let counts = *lock(&shared.counts);
                 counts.failed + counts.skipped
             };
             let before = made(&shared);

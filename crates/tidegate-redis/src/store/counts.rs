@@ -1,7 +1,5 @@
 //! The number of calls to a store, by outcome.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 /// The number of calls to a store, by outcome. All numbers only rise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -26,32 +24,4 @@ pub struct Counts {
     /// Refunds and returned bookings whose message has no reply. Their permits are lost, unless the
     /// store carried the message out: fewer permits are granted, never more.
     pub lost_refunds: u64,
-}
-
-#[derive(Default)]
-pub(super) struct Counters {
-    pub(super) answered: AtomicU64,
-    pub(super) unknown: AtomicU64,
-    pub(super) failed: AtomicU64,
-    pub(super) skipped: AtomicU64,
-    pub(super) misconfigured: AtomicU64,
-    pub(super) degraded: AtomicU64,
-    pub(super) lost_refunds: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn read(&self) -> Counts {
-        // Relaxed: each number is independent.
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { answered, unknown, failed, skipped, misconfigured, degraded, lost_refunds } = self;
-        Counts {
-            answered: read(answered),
-            unknown: read(unknown),
-            failed: read(failed),
-            skipped: read(skipped),
-            misconfigured: read(misconfigured),
-            degraded: read(degraded),
-            lost_refunds: read(lost_refunds),
-        }
-    }
 }

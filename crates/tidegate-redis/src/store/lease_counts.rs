@@ -1,6 +1,5 @@
 //! Counts of the permits that processes lease.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tidegate::{Events, StoreEvent};
@@ -38,10 +37,7 @@ impl LeaseCounts {
 
 #[derive(Debug, Default)]
 pub(crate) struct LeaseCounters {
-    taken: AtomicU64,
-    used: AtomicU64,
-    returned: AtomicU64,
-    lost: AtomicU64,
+    pub(crate) now: Mutex<LeaseCounts>,
     /// The counts of which the observer was last notified.
     reported: Mutex<LeaseCounts>,
 }
@@ -72,30 +68,6 @@ impl LeaseCounters {
     }
 
     pub(crate) fn read(&self) -> LeaseCounts {
-        // Relaxed: each number is independent.
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        LeaseCounts {
-            taken: read(&self.taken),
-            used: read(&self.used),
-            returned: read(&self.returned),
-            lost: read(&self.lost),
-        }
-    }
-
-    pub(crate) fn leased(&self, permits: u64) {
-        self.taken.fetch_add(permits, Ordering::Relaxed);
-    }
-
-    pub(crate) fn used(&self, all: u64, counted: u64) {
-        // A permit that was put back lowers the number.
-        self.used.fetch_add(all.wrapping_sub(counted), Ordering::Relaxed);
-    }
-
-    pub(crate) fn returned(&self, permits: u64) {
-        self.returned.fetch_add(permits, Ordering::Relaxed);
-    }
-
-    pub(crate) fn lost(&self, permits: u64) {
-        self.lost.fetch_add(permits, Ordering::Relaxed);
+        *lock(&self.now)
     }
 }

@@ -246,14 +246,14 @@ impl Store {
     }
 
     pub(crate) fn count_degraded(&self) {
-        self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0.shared.counts).degraded += 1;
     }
 
     /// Counts a message that no caller waits for and that has no reply. It carried `refunds`
     /// refunds.
     pub(crate) fn note_lost(&self, refunds: usize) {
         let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
-        self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
+        lock(&self.0.shared.counts).lost_refunds += refunds;
         self.0.shared.pending.record_lost(self.last_error());
     }
 
@@ -271,7 +271,7 @@ impl Store {
     /// Notes a reply that makes no sense.
     pub(crate) fn note_invalid_reply(&self) -> Away {
         let shared = &self.0.shared;
-        shared.counters.misconfigured.fetch_add(1, Ordering::Relaxed);
+        lock(&shared.counts).misconfigured += 1;
         shared.report(StoreEvent::Misconfigured);
         *lock(&shared.trouble) = Some(StoreError::misconfigured("its answer makes no sense"));
         Away::Misconfigured
@@ -301,7 +301,7 @@ impl Store {
     /// Returns the number of calls to the store, by outcome.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.0.shared.counters.read()
+        *lock(&self.0.shared.counts)
     }
 
     /// The time within which a call has an outcome, unless its requests wait.

@@ -368,7 +368,7 @@ impl Ledger {
                 lost += account.stock.clear().iter().map(|piece| piece.permits).sum::<u64>();
             }
         }
-        self.counters.lost(lost);
+        lock(&self.counters.now).lost += lost;
         self.count(&mut state);
         lost
     }
@@ -400,7 +400,7 @@ impl Ledger {
             Some(before) if usable > now => (Operation::Back { due: origin.due }, before.to_vec()),
             _ => (Operation::Refund { due: origin.due }, Vec::new()),
         };
-        self.counters.returned(permits);
+        lock(&self.counters.now).returned += permits;
         Return { limit, permits, operation, before }
     }
 
@@ -413,7 +413,9 @@ impl Ledger {
     fn count(&self, state: &mut State) {
         for (account, limit) in self.accounts.iter().zip(&mut state.limits) {
             let used = account.stock.taken();
-            self.counters.used(used, limit.used);
+            // A permit that was put back lowers the number.
+            let mut counts = lock(&self.counters.now);
+            counts.used = counts.used + used - limit.used;
             limit.used = used;
         }
     }

@@ -26,6 +26,7 @@ use tidegate::Nanos;
 use crate::jitter::jittered;
 use crate::lease::account::{Account, TRUST, Usage, whole};
 use crate::lease::ledger::{Ledger, State};
+use crate::lock::lock;
 use crate::script::{Answer, Operation, Reply, StateReport};
 use crate::set::Costs;
 use crate::store::Away;
@@ -310,10 +311,10 @@ impl Ledger {
             if *permits == 0 {
                 continue;
             }
-            self.counters.leased(*permits);
+            lock(&self.counters.now).taken += *permits;
             if order.generation < state.limits[i].lost {
                 // The store decided before it reset the limit, or counted what the limit keeps.
-                self.counters.lost(*permits);
+                lock(&self.counters.now).lost += *permits;
                 continue;
             }
             let piece = account.piece(order.sent, now, reply, i);
