@@ -126,11 +126,6 @@ impl Servers {
         false
     }
 
-    /// Returns whether calls to a server wait to be sent.
-    pub(crate) fn are_congested(&self) -> bool {
-        self.any_server(|server| server.congestion.is_full())
-    }
-
     pub(crate) fn any_server(&self, is: impl Fn(&Server) -> bool) -> bool {
         match self {
             Servers::One(server) => is(server),

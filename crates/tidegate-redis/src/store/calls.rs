@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::coop;
 use tokio::time::Instant;
 
-use super::{Away, Counts, Deadline};
+use super::{Away, Counts, Deadline, Store};
 use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
 use crate::connection::{CallSlot, Failure, LastAttempt, NoReply, Sent, SentCall, Server, Servers};
@@ -197,6 +197,26 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
     counting.abort();
 }
 
+impl Store {
+    /// Returns whether a call takes so long that a second one may not end within the deadline, even
+    /// though no calls wait to be sent.
+    pub(crate) fn is_far(&self) -> bool {
+        let Shared { is_far, servers, .. } = &*self.0.shared;
+        is_far.load(Ordering::Relaxed) && !servers.any_server(|server| server.congestion.is_full())
+    }
+
+    /// Returns whether so many calls are without an outcome that their task may be behind.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.0.shared.in_flight.load(Ordering::Relaxed) >= CROWD
+    }
+
+    /// Returns whether a call sent now may wait in this process until others have their replies.
+    pub(crate) fn may_hold_up(&self) -> bool {
+        let in_flight = self.0.shared.in_flight.load(Ordering::Relaxed);
+        self.0.shared.servers.any_server(|server| server.congestion.window() <= in_flight)
+    }
+}
+
 impl Shared {
     pub(super) fn new(servers: Servers, timeout: Duration, events: Option<Arc<dyn Events>>) -> Shared {
         Shared {
@@ -306,12 +326,6 @@ impl Shared {
     fn note_duration(&self, time: Duration) {
         // Relaxed: an independent hint.
         self.took.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Returns whether a call takes so long that a second one may not end within the deadline, even
-    /// though no calls wait to be sent.
-    pub(super) fn is_far(&self) -> bool {
-        self.is_far.load(Ordering::Relaxed) && !self.servers.are_congested()
     }
 
     /// Waits until a call may be sent. Also returns the deadline of its reply.
@@ -501,17 +515,6 @@ impl Shared {
         Away::For(rest)
     }
 
-    /// Returns whether so many calls are without an outcome that their task may be behind.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.in_flight.load(Ordering::Relaxed) >= CROWD
-    }
-
-    /// Returns whether a call sent now may wait in this process until others have their replies.
-    pub(super) fn may_hold_up(&self) -> bool {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
-        self.servers.any_server(|server| server.congestion.window() <= in_flight)
-    }
-
     /// Skips a call: it is not made, and the store may be called again after `rest`.
     fn skip(&self, rest: Duration) -> Away {
         lock(&self.counts).skipped += 1;
@@ -611,7 +614,6 @@ mod tests {
     use super::*;
     use crate::connection::Address;
     use crate::key;
-    use crate::store::Store;
 
     /// Makes a call for each call that is skipped.
     #[derive(Default)]

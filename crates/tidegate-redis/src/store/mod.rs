@@ -309,23 +309,6 @@ impl Store {
         self.0.shared.timeout
     }
 
-    /// Returns whether a call takes so long that a second one may not end within the deadline, even
-    /// though no calls wait to be sent.
-    pub(crate) fn is_far(&self) -> bool {
-        self.0.shared.is_far()
-    }
-
-    /// Returns whether so many calls are without a reply that outcomes may come later than they
-    /// should.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.0.shared.is_crowded()
-    }
-
-    /// Returns whether a call sent now may wait in this process until others have their replies.
-    pub(crate) fn may_hold_up(&self) -> bool {
-        self.0.shared.may_hold_up()
-    }
-
     /// The number of times that a server replied after its last call had failed, or after a late
     /// call.
     pub(crate) fn recoveries(&self) -> u64 {
