@@ -564,9 +564,8 @@ impl StoreLimiter {
     /// Otherwise requests that wait for shares would be granted in addition to those that the store
     /// grants.
     async fn until_recovery<T>(&self, recoveries: u64, wait: impl Future<Output = T>) -> Option<T> {
-        let store = &self.line.set.store;
-        let mut back = store.watch_recovery();
-        if store.recoveries() != recoveries {
+        let mut back = self.line.set.store.watch_recovery();
+        if *back.borrow() != recoveries {
             back.mark_changed();
         }
         // The server of another limit may have come back.

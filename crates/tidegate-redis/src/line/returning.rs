@@ -84,9 +84,10 @@ impl Drop for Returning {
 impl State {
     /// Returns whether requests return that are not in the queue yet.
     pub(super) fn gathers(&mut self, deferred: &mut Deferred, set: &Set, now: Nanos) -> bool {
-        let (Gathering { requests, gathers_till, .. }, recoveries) = (self.away, set.store.recoveries());
+        let Gathering { requests, recoveries: before, gathers_till, .. } = self.away;
+        let recoveries = if requests == 0 { before } else { set.store.recoveries() };
         // The server of another limit may have come back.
-        if requests == 0 || self.away.recoveries == recoveries || set.is_failing() {
+        if recoveries == before || set.is_failing() {
             self.away.gathers_till = None;
             return false;
         }

@@ -49,10 +49,9 @@ pub(super) struct Shared {
     pub(super) trouble: Mutex<Option<StoreError>>,
     pub(super) clients: Clients,
     pub(super) events: Option<Arc<dyn Events>>,
-    /// Notified when a server replies after its last call had failed, or after a late call.
-    pub(super) back: watch::Sender<()>,
-    /// The number of those notifications.
-    pub(super) recoveries: AtomicU64,
+    /// The number of times that a server replied after its last call had failed, or after a late
+    /// call.
+    pub(super) recoveries: watch::Sender<u64>,
     pub(super) pending: Arc<Pending>,
 }
 
@@ -230,8 +229,7 @@ impl Shared {
             trouble: Mutex::default(),
             clients: Clients::default(),
             events,
-            back: watch::Sender::new(()),
-            recoveries: AtomicU64::new(0),
+            recoveries: watch::Sender::new(0),
             pending: Arc::default(),
         }
     }
@@ -579,9 +577,7 @@ impl Shared {
 
     /// Lets the requests ask again whose calls had no reply.
     pub(super) fn recovered(&self) {
-        // Before the message: a receiver that misses the message sees the number.
-        self.recoveries.fetch_add(1, Ordering::Release);
-        self.back.send_replace(());
+        self.recoveries.send_modify(|recoveries| *recoveries += 1);
     }
 
     pub(super) fn report(&self, event: StoreEvent) {

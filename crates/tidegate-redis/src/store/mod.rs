@@ -312,7 +312,7 @@ impl Store {
     /// The number of times that a server replied after its last call had failed, or after a late
     /// call.
     pub(crate) fn recoveries(&self) -> u64 {
-        self.0.shared.recoveries.load(Ordering::Acquire)
+        *self.0.shared.recoveries.borrow()
     }
 
     /// Returns whether the last call to the server of this key failed, or whether requests wait for
@@ -346,8 +346,8 @@ impl Store {
     }
 
     /// Returns a receiver that changes with the number of [recoveries](Store::recoveries).
-    pub(crate) fn watch_recovery(&self) -> watch::Receiver<()> {
-        self.0.shared.back.subscribe()
+    pub(crate) fn watch_recovery(&self) -> watch::Receiver<u64> {
+        self.0.shared.recoveries.subscribe()
     }
 
     /// Spawns a task on the store's thread. Returns whether the store still has one.
