@@ -434,6 +434,31 @@ mod tests {
         Outage { processes, answered, decides_since: answered, silence: answered.elapsed(), time }
     }
 
+    fn config(line: &str) -> PolicyConfig {
+        line.parse().expect("a configuration")
+    }
+
+    /// The server's time in a test that began at `start`.
+    fn time(start: Instant) -> Option<Duration> {
+        Some(Duration::from_secs(1_000_000_000) + start.elapsed())
+    }
+
+    /// Returns how many of some requests are granted at once.
+    fn granted(
+        shares: &Shares,
+        config: &PolicyConfig,
+        outage: Outage,
+        booked: LastBooking,
+        requests: usize,
+    ) -> usize {
+        let is_granted = |_: &usize| {
+            let limits = [("calls", config)].into_iter();
+            let limiter = shares.limiter("all", limits, outage, &|| booked);
+            limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
+        };
+        (0..requests).filter(is_granted).count()
+    }
+
     /// Regression: a bucket continued to refill while the store was back, and a window began with
     /// its whole share when the first period of the earlier outage was over.
     #[tokio::test(start_paused = true)]
@@ -460,19 +485,12 @@ mod tests {
             ("fixed_window 60/20s at_wall_clock 0s", &[first, (25, &[(0, 3), (14, 0), (16, 15)])]),
         ];
         for (line, outages) in rows {
-            let config: PolicyConfig = line.parse().expect("a configuration");
-            let (shares, start) = (Shares::default(), Instant::now());
+            let (config, shares, start) = (config(line), Shares::default(), Instant::now());
             let take_all = |answered: Instant| {
-                let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
-                let outage = outage(answered, time);
+                let time = time(start);
                 // Forgetting shares changes no decision.
                 _ = shares.tidy(time);
-                let is_granted = || {
-                    let limits = [("calls", &config)].into_iter();
-                    let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
-                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
-                };
-                (0..100).filter(|_| is_granted()).count()
+                granted(&shares, &config, outage(answered, time), LastBooking::NONE, 100)
             };
             for (begins, asked) in outages {
                 let answered = start + Duration::from_secs(*begins);
@@ -507,23 +525,15 @@ mod tests {
             ("sliding_estimate 60/20s", &[(0, 3), (30, 0), (59, 0)]),
         ];
         for (line, asked) in rows {
-            let config: PolicyConfig = line.parse().expect("a configuration");
-            let (shares, start) = (Shares::default(), Instant::now());
+            let (config, shares, start) = (config(line), Shares::default(), Instant::now());
             for (after, expected) in asked {
                 tokio::time::sleep_until(start + Duration::from_secs(*after)).await;
-                let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
-                let outage = outage(start, time);
-                let booked = || LastBooking {
+                let booked = LastBooking {
                     ahead: Duration::from_secs(50).saturating_sub(start.elapsed()),
                     ago: start.elapsed().saturating_sub(Duration::from_secs(50)),
                     wait: Duration::ZERO,
                 };
-                let is_granted = || {
-                    let limits = [("calls", &config)].into_iter();
-                    let limiter = shares.limiter("all", limits, outage, &booked);
-                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
-                };
-                let granted = (0..100).filter(|_| is_granted()).count();
+                let granted = granted(&shares, &config, outage(start, time(start)), booked, 100);
                 assert_eq!(granted, *expected, "{line}, after {after} s");
             }
         }
@@ -543,22 +553,16 @@ mod tests {
             "fixed_window 60/20s from_first_grant",
             "fixed_window 60/20s at_wall_clock 0s",
         ] {
-            let config: PolicyConfig = line.parse().expect("a configuration");
-            let (shares, start) = (Shares::default(), Instant::now());
+            let (config, shares, start) = (config(line), Shares::default(), Instant::now());
             for after in [0, 150, 220, 221] {
                 tokio::time::sleep_until(start + Duration::from_secs(after)).await;
-                let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
-                let outage = outage(start, time);
+                let time = time(start);
                 _ = shares.tidy(time);
                 let wait = Duration::from_secs(5);
                 let elapsed = start.elapsed();
                 let (ahead, ago) = (wait.saturating_sub(elapsed), elapsed.saturating_sub(wait));
-                let is_granted = || {
-                    let limits = [("calls", &config)].into_iter();
-                    let limiter = shares.limiter("all", limits, outage, &|| LastBooking { ahead, ago, wait });
-                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
-                };
-                let granted = (0..100).filter(|_| is_granted()).count();
+                let booked = LastBooking { ahead, ago, wait };
+                let granted = granted(&shares, &config, outage(start, time), booked, 100);
                 match after {
                     0 => assert!(granted <= 3, "{line}: {granted}"),
                     221 => assert!(granted <= 1, "{line}: {granted} beyond the share"),
@@ -572,17 +576,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn calls_that_are_late_leave_a_share() {
         for line in ["sliding_log 60/20s", "sliding_window 60/20s cells 4", "token_bucket 3/s burst 60"] {
-            let config: PolicyConfig = line.parse().expect("a configuration");
-            let (shares, mut granted) = (Shares::default(), 0);
+            let (config, shares, mut sum) = (config(line), Shares::default(), 0);
             for _ in 0..60 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let outage = outage(Instant::now(), None);
-                let limits = [("calls", &config)].into_iter();
-                let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
-                granted += usize::from(limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok()));
+                sum += granted(&shares, &config, outage, LastBooking::NONE, 1);
             }
             // Three in a period, and none in an eighth of it.
-            assert!(granted >= 7, "{line}: {granted}");
+            assert!(sum >= 7, "{line}: {sum}");
         }
     }
 
@@ -598,8 +599,7 @@ mod tests {
             // The last request pays with permits that accrue later.
             ("smooth_bursty 40/s", 11),
         ] {
-            let config: PolicyConfig = line.parse().expect("a configuration");
-            let shares = Shares::default();
+            let (config, shares) = (config(line), Shares::default());
             let granted = |answered: Instant, ahead: Duration| {
                 let outage = outage(answered, None);
                 let ago = if ahead.is_zero() { Duration::MAX } else { Duration::ZERO };
@@ -624,7 +624,7 @@ mod tests {
     /// and after less than a minute if it was not used up.
     #[tokio::test(start_paused = true)]
     async fn a_bucket_begins_its_share_once() {
-        let config: PolicyConfig = "token_bucket 100/min burst 100".parse().expect("a configuration");
+        let config = config("token_bucket 100/min burst 100");
         for (at_first, later, rest) in [
             (6, 45_599, 18),
             (6, 59_999, 24),
@@ -637,16 +637,12 @@ mod tests {
             (0, 45_599, 6),
             (0, 45_600, 25),
         ] {
-            let (shares, began) = (Shares::default(), tokio::time::Instant::now());
-            let is_granted = || {
-                let outage = outage(began, None);
-                let limits = [("calls", &config)].into_iter();
-                let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
-                limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
-            };
-            assert_eq!((0..at_first).filter(|_| is_granted()).count(), at_first);
+            let (shares, began) = (Shares::default(), Instant::now());
+            let granted =
+                |requests| granted(&shares, &config, outage(began, None), LastBooking::NONE, requests);
+            assert_eq!(granted(at_first), at_first);
             tokio::time::sleep(Duration::from_millis(later)).await;
-            assert_eq!((0..100).filter(|_| is_granted()).count(), rest, "{at_first} and {later} ms");
+            assert_eq!(granted(100), rest, "{at_first} and {later} ms");
         }
     }
 }
