@@ -45,7 +45,8 @@ pub(crate) struct Booking {
 #[derive(Debug, Default)]
 pub(crate) struct Class {
     turns: BTreeSet<Turn>,
-    bookings: BTreeMap<(Nanos, u64), Reply>,
+    /// By their due times and numbers.
+    bookings: BTreeMap<(Nanos, u64), Booking>,
     /// Whether a request may have another booking than the one that its timer is for.
     has_moved: bool,
     /// When the store's thread checks this class, unless the sender is dropped before.
@@ -67,7 +68,7 @@ impl Class {
     /// From then on these requests are due by the turn of the new request. Each of them has an
     /// earlier booking. So it still holds for every turn that its booking is due no later than the
     /// turn's `due`.
-    pub(crate) fn add(&mut self, turn: Turn, due: Nanos, reply: Reply) -> Vec<Turn> {
+    pub(crate) fn add(&mut self, turn: Turn, booking: Booking) -> Vec<Turn> {
         let last = self.turns.iter().rev().zip(self.bookings.keys().rev());
         let moved_up = last
             .skip_while(|(_, (due, _))| *due > turn.due)
@@ -81,15 +82,15 @@ impl Class {
             other.due = turn.due;
         }
         self.turns.extend(moved_up.iter().copied());
-        self.has_moved |= due < turn.due || self.turns.last().is_some_and(|last| *last > turn);
+        self.has_moved |= booking.due < turn.due || self.turns.last().is_some_and(|last| *last > turn);
         self.turns.insert(turn);
-        self.bookings.insert((due, turn.number), reply);
+        self.bookings.insert((booking.due, booking.number), booking);
         moved_up
     }
 
     /// Adds a booking whose request is gone.
-    pub(crate) fn add_booking(&mut self, Booking { due, number, reply }: Booking) {
-        self.bookings.insert((due, number), reply);
+    pub(crate) fn add_booking(&mut self, booking: Booking) {
+        self.bookings.insert((booking.due, booking.number), booking);
         self.has_moved = true;
     }
 
@@ -102,17 +103,13 @@ impl Class {
     pub(crate) fn serve(&mut self, now: Nanos) -> Option<(u64, Booking)> {
         let first = self.bookings.first_entry().filter(|first| first.key().0 <= now)?;
         let turn = self.turns.pop_first()?;
-        let ((due, number), reply) = first.remove_entry();
-        Some((turn.number, Booking { due, number, reply }))
+        Some((turn.number, first.remove()))
     }
 
     /// Takes a booking that no request waits for: the last one.
     pub(crate) fn surplus(&mut self) -> Option<Booking> {
-        if self.bookings.len() <= self.turns.len() {
-            return None;
-        }
-        let ((due, number), reply) = self.bookings.pop_last()?;
-        Some(Booking { due, number, reply })
+        let is_surplus = self.bookings.len() > self.turns.len();
+        is_surplus.then(|| self.bookings.pop_last()).flatten().map(|(_, booking)| booking)
     }
 
     /// Returns how many requests wait.
@@ -170,16 +167,15 @@ impl Class {
     /// Takes a request out, with its booking.
     pub(crate) fn take(&mut self, turn: Turn) -> Option<Booking> {
         let due = self.due(turn);
-        let last = self.bookings.range(..=(due, u64::MAX)).next_back().map(|(key, _)| *key);
-        let (due, number) = last?;
+        let (last, _) = self.bookings.range(..=(due, u64::MAX)).next_back()?;
+        let last = *last;
         self.remove(turn);
-        let reply = self.bookings.remove(&(due, number))?;
-        Some(Booking { due, number, reply })
+        self.bookings.remove(&last)
     }
 
     /// Returns when the last booking is due, and how far ahead the store booked it.
     pub(crate) fn last(&self) -> Option<(Nanos, Duration)> {
-        self.bookings.last_key_value().map(|((due, _), reply)| (*due, reply.wait))
+        self.bookings.last_key_value().map(|(_, last)| (last.due, last.reply.wait))
     }
 
     /// Returns when the bookings are due, in order.
@@ -233,7 +229,7 @@ mod tests {
                     assert_eq!(class.latest(priority), latest);
                     let behind = if random.random_bool(0.5) { latest } else { None };
                     let turn = Turn::new(priority, behind.unwrap_or(due).max(due), number);
-                    let mut returned = class.add(turn, due, reply());
+                    let mut returned = class.add(turn, Booking { due, number, reply: reply() });
                     // These requests have an earlier booking, and a later turn.
                     let mut moved_up = Vec::new();
                     for (other, (due, _)) in turns.iter_mut().zip(&bookings) {

@@ -17,49 +17,51 @@ impl Line {
         reply: Reply,
         now: Nanos,
     ) {
-        let due = now.saturating_add(Nanos::from_duration(reply.wait));
-        if reply.answer != Answer::Predicted {
+        let (answer, due) = (reply.answer, now.saturating_add(Nanos::from_duration(reply.wait)));
+        if answer != Answer::Predicted {
             state.paused.remove(&number);
         }
         state.note_decision(deferred, &reply, now);
-        if state.end_for_waiting(number) && reply.answer == Answer::Done {
-            state.pass_on(deferred, Booking { due, number, reply }, now);
+        let booking = Booking { due, number, reply };
+        if state.end_for_waiting(number) && answer == Answer::Done {
+            state.pass_on(deferred, booking, now);
             return state.ask_for_more(now);
         }
         let entry = state.entries.get(&number).filter(|entry| matches!(entry.stage, Stage::Sent));
         let Some(entry) = entry else {
             // The request was dropped, or the line was closed.
-            return match reply.answer {
-                Answer::Done => state.pass_on(deferred, Booking { due, number, reply }, now),
-                Answer::Predicted => state.give_back(Booking { due, number, reply }),
+            return match answer {
+                Answer::Done => state.pass_on(deferred, booking, now),
+                Answer::Predicted => state.give_back(booking),
                 Answer::Refused | Answer::Shadow | Answer::Resumed => {}
             };
         };
         if entry.lease.is_some() {
-            return state.end_lease(deferred, number, Ok(reply));
+            return state.end_lease(deferred, number, Ok(booking.reply));
         }
-        let is_now = reply.answer == Answer::Shadow || reply.wait == Duration::ZERO;
-        match reply.answer {
-            Answer::Predicted => state.wait_behind_pause(deferred, number, reply, now),
+        let is_now = answer == Answer::Shadow || booking.reply.wait == Duration::ZERO;
+        match answer {
+            Answer::Predicted => state.wait_behind_pause(deferred, booking, now),
             Answer::Resumed => state.rejoin(deferred, number, now),
             Answer::Refused => {
-                let refusal = self.refused(state, entry, &reply, now);
+                let refusal = self.refused(state, entry, &booking, now);
                 state.answer(deferred, number, Outcome::Refused(refusal));
             }
-            Answer::Done | Answer::Shadow if is_now && !state.is_behind(entry, &reply) => {
+            Answer::Done | Answer::Shadow if is_now && !state.is_behind(entry, &booking.reply) => {
                 let waited = if entry.was_held { entry.queued_for } else { Duration::ZERO };
-                state.answer(deferred, number, Outcome::Granted(Granted { reply, waited, due }));
+                let granted = Granted { reply: booking.reply, waited, due };
+                state.answer(deferred, number, Outcome::Granted(granted));
             }
-            Answer::Done | Answer::Shadow => state.book(deferred, Booking { due, number, reply }, now),
+            Answer::Done | Answer::Shadow => state.book(deferred, booking, now),
         }
     }
 
     /// Returns the refusal of a request by the store, or by the bounds of the queue.
-    fn refused(&self, state: &State, entry: &Entry, reply: &Reply, now: Nanos) -> AllRefusal {
+    fn refused(&self, state: &State, entry: &Entry, of: &Booking, now: Nanos) -> AllRefusal {
+        let Booking { due, reply, .. } = of;
         let refusal = match entry.full {
             true => {
-                let due = now.saturating_add(Nanos::from_duration(reply.wait));
-                let at = state.room_at(&entry.asked.costs).min(due);
+                let at = state.room_at(&entry.asked.costs).min(*due);
                 Refusal::QueueFull { retry_after: at.saturating_since(now) }.into()
             }
             false => self.set.refusal(reply, entry.asked.longest),
@@ -81,7 +83,8 @@ impl State {
     }
 
     /// Makes a request wait for its booking at the store, or for another booking of equal costs.
-    fn book(&mut self, deferred: &mut Deferred, Booking { due, number, reply }: Booking, now: Nanos) {
+    fn book(&mut self, deferred: &mut Deferred, booking: Booking, now: Nanos) {
+        let Booking { due, number, ref reply } = booking;
         let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
         let (costs, priority, class) = (asked.costs.clone(), asked.priority, reply.permits.clone());
         let Some(victims) = self.make_room(&costs, priority) else {
@@ -90,7 +93,7 @@ impl State {
             let at = Some(self.room_at(&costs)).filter(|at| *at < Nanos::MAX).unwrap_or(due);
             let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
             self.answer(deferred, number, Outcome::Refused(refusal.into()));
-            return self.pass_on(deferred, Booking { due, number, reply }, now);
+            return self.pass_on(deferred, booking, now);
         };
         // A booking whose time has passed belongs to a request whose task did not check. The new
         // request would take that booking by its priority, and no window in between would count the
@@ -98,7 +101,7 @@ impl State {
         self.serve_class(deferred, &class, now);
         self.booked.add(bounds::sum(&costs));
         deferred.has_booked = true;
-        let booking = self.earlier_booking(&class, reply.due, now);
+        let earlier = self.earlier_booking(&class, reply.due, now);
         let requests = self.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = self.entries.get_mut(&number) {
@@ -108,9 +111,9 @@ impl State {
             // The task of the request sets the timer.
             deferred.wake(entry);
         }
-        let moved_up = requests.add(turn, due, reply);
-        if let Some(booking) = booking {
-            requests.add_booking(booking);
+        let moved_up = requests.add(turn, booking);
+        if let Some(earlier) = earlier {
+            requests.add_booking(earlier);
         }
         for turn in moved_up {
             if let Some(Entry { stage: Stage::Booked { turn: before, .. }, .. }) =

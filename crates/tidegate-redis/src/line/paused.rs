@@ -25,21 +25,15 @@ const CHECK_INTERVAL: Nanos = Nanos::new(1_000_000_000);
 
 impl State {
     /// Makes a request wait behind a pause.
-    pub(super) fn wait_behind_pause(
-        &mut self,
-        deferred: &mut Deferred,
-        number: u64,
-        reply: Reply,
-        now: Nanos,
-    ) {
-        let due = now.saturating_add(Nanos::from_duration(reply.wait));
+    pub(super) fn wait_behind_pause(&mut self, deferred: &mut Deferred, predicted: Booking, now: Nanos) {
+        let Booking { due, number, ref reply } = predicted;
         let paused_for = reply.paused_for();
         let Some(entry) = self.entries.get(&number) else { return };
         let (costs, priority) = (entry.asked.costs.clone(), entry.asked.priority);
         let Some(victims) = self.make_room(&costs, priority) else {
             let refusal = Refusal::QueueFull { retry_after: due.saturating_since(now) };
             self.answer(deferred, number, Outcome::Refused(refusal.into()));
-            return self.give_back(Booking { due, number, reply });
+            return self.give_back(predicted);
         };
         self.booked.add(bounds::sum(&costs));
         if let Some(entry) = self.entries.get_mut(&number) {
@@ -47,7 +41,7 @@ impl State {
                 // The store counts the maximum wait from the time at which it decides.
                 entry.predicted = due;
             }
-            entry.stage = Stage::Paused(Booking { due, number, reply });
+            entry.stage = Stage::Paused(predicted);
             deferred.wake(entry);
         }
         self.paused.insert(number);
