@@ -282,7 +282,7 @@ impl State {
     /// Makes the tasks of requests in the queue set timers, in steps, while a call is in flight
     /// that may have its reply only after their timeout. Such a call gives bookings back and
     /// decides no request, decides requests that waited behind a pause, or may wait to leave.
-    pub(super) fn set_timers(&mut self, deferred: &mut Deferred, _now: Nanos) {
+    pub(super) fn set_timers(&mut self, deferred: &mut Deferred, now: Nanos) {
         for _ in 0..MAX_STEPS {
             let Some((_, number)) = self.in_line.without_timer.pop_first() else { return };
             if let Some(entry) = self.entries.get_mut(&number) {
@@ -290,7 +290,7 @@ impl State {
                 deferred.wake(entry);
             }
         }
-        deferred.sets_timers = true;
+        deferred.visits.push((now, State::set_timers));
     }
 
     /// Ends this request if it has waited too long for the store. The request may be on its way.

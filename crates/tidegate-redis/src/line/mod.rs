@@ -202,8 +202,6 @@ struct Deferred {
     visits: Vec<(Nanos, Visit)>,
     /// Whether more requests behind a pause that has ended must ask again.
     has_more: bool,
-    /// Whether the tasks of more requests in the queue must set timers.
-    sets_timers: bool,
     /// Dropping a sender wakes the task that would have checked.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
@@ -274,9 +272,6 @@ impl Line {
         deferred.visits.drain(..).for_each(|(at, run)| self.visit_at(at, run));
         if deferred.has_more {
             self.visit_at(now, State::continue_requeue);
-        }
-        if deferred.sets_timers {
-            self.visit_at(now, State::set_timers);
         }
         if deferred.has_booked {
             self.leases.iter().for_each(|leases| leases.note_store_wait());
