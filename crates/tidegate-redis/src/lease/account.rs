@@ -75,8 +75,6 @@ pub(crate) struct Account {
     pub(crate) terms: Terms,
     /// The kind of the limit. A bucket that each step fills is leased like a fixed window.
     pub(super) kind: Kind,
-    /// The rate of the limit.
-    per_second: f64,
     pub(crate) stock: Stock,
     /// Permits asked for that were not taken from the stock. And those of them that a call of the
     /// request asked the store for, or that the store would have refused.
@@ -99,7 +97,6 @@ impl Account {
     pub(super) fn new(terms: Terms, patience: Arc<Patience>, kick: Arc<Notify>) -> Account {
         Account {
             kind: if terms.numbers.window().is_some() { Kind::Fixed } else { terms.kind() },
-            per_second: terms.rate.as_per_second(),
             terms,
             stock: Stock::new(),
             missed: AtomicU64::default(),
@@ -179,7 +176,7 @@ impl Account {
 
     /// Returns the permits that accrue over a time.
     fn come_in(&self, time: Duration) -> f64 {
-        self.per_second * time.as_secs_f64()
+        self.terms.rate.as_per_second() * time.as_secs_f64()
     }
 
     /// Returns the most permits of a lease over `time`, for requests that all get permits in
@@ -239,7 +236,8 @@ impl Account {
         match self.kind {
             Kind::Fixed => Duration::ZERO,
             _ => {
-                let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / self.per_second);
+                let per_second = self.terms.rate.as_per_second();
+                let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / per_second);
                 span.unwrap_or(Duration::ZERO).min(HORIZON)
             }
         }

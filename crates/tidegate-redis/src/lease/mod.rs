@@ -459,10 +459,7 @@ impl Leases {
     /// Handles the result of a booking.
     fn handle_reply(&self, order: &Order, reply: Result<Reply, Away>) {
         let set = &self.set;
-        let outcome = match &reply {
-            Ok(reply) => self.ledger.handle_reply(set.clock.now(), order, Ok(reply)),
-            Err(undecided) => self.ledger.handle_reply(set.clock.now(), order, Err(*undecided)),
-        };
+        let outcome = self.ledger.handle_reply(set.clock.now(), order, reply.as_ref().map_err(|away| *away));
         if let Ok(reply) = &reply {
             self.report_counts();
             if reply.answer == Answer::Done {

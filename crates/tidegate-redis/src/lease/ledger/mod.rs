@@ -320,7 +320,12 @@ impl Ledger {
     }
 
     fn apply_report(&self, state: &mut State, now: Nanos, reply: &Reply) {
-        state.note_report(now, reply);
+        for (limit, report) in state.limits.iter_mut().zip(&reply.limits) {
+            (limit.left, limit.reported_at) = (report.available, now);
+            limit.none_before = now.saturating_add(Nanos::from_duration(report.next_in));
+            limit.believed = limit.none_before.min(now.saturating_add(TRUST));
+            limit.paused_till = now.saturating_add(Nanos::from_duration(report.paused_for));
+        }
         let next = state.limits.iter().map(|limit| limit.none_before.saturating_since(now)).max();
         self.patience.note_report(now, next.unwrap_or_default(), state.usual.longest);
     }
@@ -426,15 +431,6 @@ impl Ledger {
 }
 
 impl State {
-    fn note_report(&mut self, now: Nanos, reply: &Reply) {
-        for (limit, report) in self.limits.iter_mut().zip(&reply.limits) {
-            (limit.left, limit.reported_at) = (report.available, now);
-            limit.none_before = now.saturating_add(Nanos::from_duration(report.next_in));
-            limit.believed = limit.none_before.min(now.saturating_add(TRUST));
-            limit.paused_till = now.saturating_add(Nanos::from_duration(report.paused_for));
-        }
-    }
-
     /// Returns whether a limit was reported to be paused now.
     fn is_paused(&self, now: Nanos) -> bool {
         self.limits.iter().any(|usage| usage.not_before_report(now) < usage.paused_till)
