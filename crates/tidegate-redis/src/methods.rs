@@ -1,17 +1,7 @@
 //! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) that request permits and close a limiter,
 //! as methods of the limiters over a store, so that no handle is needed for them.
 
-use tidegate::{AllRefusal, AllRequest, AnyReservation, Limiter};
-
-/// Reserves without blocking the thread. The store may not have decided the reservation yet.
-pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-    match limiter.non_blocking() {
-        Some(non_blocking) => non_blocking.reserve(request),
-        None => limiter.reserve(&request),
-    }
-}
-
-/// Adds these methods to a type that is a [`Limiter`].
+/// Adds these methods to a type that is a [`Limiter`](tidegate::Limiter).
 macro_rules! methods {
     ($limiter:ty) => {
         impl $limiter {
@@ -117,7 +107,11 @@ macro_rules! methods {
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
             ) -> Result<tidegate::AnyReservation, tidegate::AllRefusal> {
-                crate::methods::reserve(self, request.into())
+                let request = request.into();
+                match tidegate::Limiter::non_blocking(self) {
+                    Some(non_blocking) => non_blocking.reserve(request),
+                    None => tidegate::Limiter::reserve(self, &request),
+                }
             }
 
             /// Closes the limiter and its clones for good, in this process. Requests that wait and

@@ -57,7 +57,7 @@ impl Sentinels {
         let ask = |rank: usize| async move {
             let i = (first + rank) % count;
             let deadline = Instant::now() + ANSWER;
-            match in_time(deadline, self.address_by(&self.sentinels[i])).await {
+            match in_time(deadline, self.address_over(&mut None, &self.sentinels[i])).await {
                 Ok((host, port)) => {
                     let reply = in_time(deadline, self.primary_at(&host, port)).await;
                     (true, rank, i, reply.map(|link| (link, (host, port))))
@@ -101,12 +101,8 @@ impl Sentinels {
         }
     }
 
-    /// Returns the address of the primary that one sentinel reports.
-    async fn address_by(&self, sentinel: &Node) -> Result<(String, u16), Failure> {
-        self.address_over(&mut None, sentinel).await
-    }
-
-    /// Like [`address_by`](Sentinels::address_by), over a link that is made if there is none.
+    /// Returns the address of the primary that one sentinel reports over a link, which is made if
+    /// there is none.
     async fn address_over(&self, link: &mut Option<Link>, sentinel: &Node) -> Result<(String, u16), Failure> {
         let link = match link {
             Some(link) => link,

@@ -1,6 +1,5 @@
 //! The terms of a policy in the numbers of the scripts: integers below 2^53.
 
-use std::fmt;
 use std::time::Duration;
 
 use tidegate::{PolicyConfig, Rate};
@@ -32,7 +31,7 @@ const LINGER: i64 = 86_400_000_000;
 /// larger than its burst: for such a request, the time for which the bucket was full counts.
 const IDLE: i64 = 10_000_000;
 
-/// The algorithm of a policy. Its name is that of the Lua table.
+/// The algorithm of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Bucket,
@@ -44,16 +43,6 @@ pub(crate) enum Kind {
 
 impl Kind {
     pub(crate) const ALL: [Kind; 5] = [Kind::Bucket, Kind::Fixed, Kind::Cells, Kind::Estimate, Kind::Log];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Bucket => "bucket",
-            Kind::Fixed => "fixed",
-            Kind::Cells => "cells",
-            Kind::Estimate => "estimate",
-            Kind::Log => "log",
-        }
-    }
 }
 
 /// The terms of one limit.
@@ -321,16 +310,15 @@ fn largest_of(price: u64) -> Option<u64> {
 
 fn counted(rate: Rate, limit: i64, numbers: Numbers) -> Terms {
     let limit = limit.unsigned_abs();
-    let kind = numbers.kind();
     // Counts of windows of another length would match no window. The key of a window that begins
     // with its first grant has another value than that of a window of the clock.
     let ending = match numbers {
-        Numbers::Bucket(_) => kind.to_string(),
+        Numbers::Bucket(_) => "bucket".into(),
         Numbers::Fixed { length, offset: None, .. } => format!("first-{length}"),
-        Numbers::Cells { length, cells, .. } => format!("{kind}-{cells}x{length}"),
-        Numbers::Fixed { length, .. } | Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => {
-            format!("{kind}-{length}")
-        }
+        Numbers::Fixed { length, .. } => format!("fixed-{length}"),
+        Numbers::Cells { length, cells, .. } => format!("cells-{cells}x{length}"),
+        Numbers::Estimate { length, .. } => format!("estimate-{length}"),
+        Numbers::Log { length, .. } => format!("log-{length}"),
     };
     Terms { ending, numbers, largest: Some(limit), limit, longest: None, rate }
 }
@@ -407,10 +395,4 @@ fn unfit(config: &PolicyConfig, why: impl Into<String>) -> BuildError {
 
 fn too_large(config: &PolicyConfig) -> BuildError {
     unfit(config, "a number of more than 51 bits")
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
