@@ -9,9 +9,7 @@ use tidegate::policy::{AnyPolicy, Policy};
 
 use crate::script::{Answer, Operation, Reply};
 use crate::script_tests::conformance::{EXACT, nanos};
-use crate::script_tests::{Limit, START, Store, TRY, intervals};
-
-const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
+use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
 
 fn within(micros: u64) -> Operation {
     Operation::Reserve { longest: Duration::from_micros(micros), shadow: false }

@@ -9,10 +9,7 @@ use rand::{Rng, SeedableRng};
 use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::refunds::{BOUNDED, Net, is_within};
-use crate::script_tests::{Limit, START, Store, TRY, intervals};
-use crate::terms::Terms;
-
-const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
+use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
 
 fn due(reply: &Reply) -> u64 {
     u64::try_from(reply.due).expect("an instant")
@@ -25,8 +22,7 @@ fn give_back(store: &mut Store, now: u64, limit: &Limit, reply: &Reply, n: u64) 
 
 /// A limit whose permits are all taken, and whose requests may wait for any time.
 fn used_up(store: &mut Store, line: &str, key: String, now: u64) -> Limit {
-    let limit = Limit::new(line);
-    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, key };
+    let limit = Limit { key, ..Limit::new(line).without_longest() };
     while store.call(TRY, now, &[limit.part(1, &[])]).answer == Answer::Done {}
     limit
 }
@@ -132,8 +128,7 @@ fn a_part_of_a_dropped_booking_does_not_keep_the_bookings_behind_it() {
     let Some(mut store) = Store::new() else { return };
     let lines = ["fixed_window 20/s", "sliding_window 20/s cells 4", "sliding_estimate 20/s"];
     for line in lines.into_iter().chain(["token_bucket 20/s burst 20 interval_refill"]) {
-        let limit = Limit::new(line);
-        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, key: line.into() };
+        let limit = Limit { key: line.into(), ..Limit::new(line).without_longest() };
         let second = START - START % 1_000_000;
         let at = |ms: u64| second + 1000 * ms;
         let mut ask = |ms, operation, n| store.call(operation, at(ms), &[limit.part(n, &[])]);
@@ -149,8 +144,7 @@ fn a_part_of_a_dropped_booking_does_not_keep_the_bookings_behind_it() {
         // All that the small request and the first booking leave is there when these are due.
         let later = due(first).max(at(2010));
         let state = store.call(Operation::Status, later, &[limit.part(0, &[])]);
-        let alone = Limit { key: format!("{line} alone"), ..Limit::new(line) };
-        let alone = Limit { terms: Terms { longest: None, ..alone.terms }, ..alone };
+        let alone = Limit { key: format!("{line} alone"), ..Limit::new(line).without_longest() };
         assert_eq!(store.call(TRY, at(74), &[alone.part(20, &[])]).answer, Answer::Done, "{line}");
         for n in [20, 2] {
             store.call(ANY_WAIT, at(231), &[alone.part(n, &[])]);
@@ -168,8 +162,7 @@ fn dropped_bookings_are_never_granted_twice() {
     let seeds = if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 24 } else { 6 };
     let lines = BOUNDED.into_iter().chain(["sliding_log 1/s", "sliding_log 100/s with_capacity 200"]);
     for (line, seed) in lines.flat_map(|line| (0..seeds).map(move |seed| (line, seed))) {
-        let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
-        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line).without_longest() };
         let mut random = SmallRng::seed_from_u64(seed);
         let interval = intervals(&limit, 1.0);
         let most = if line.starts_with("leaky") { 4 } else { limit.terms.limit.clamp(1, 10) };
@@ -225,8 +218,7 @@ fn a_limit_in_overload_is_used_by_callers_with_timeouts() {
         "sliding_window 100/s cells 10",
         "sliding_log 100/s",
     ] {
-        let limit = Limit { key: line.to_owned(), ..Limit::new(line) };
-        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let limit = Limit { key: line.to_owned(), ..Limit::new(line).without_longest() };
         let mut random = SmallRng::seed_from_u64(1);
         let (mut now, mut used, mut waiting) = (START, 0, Vec::<(u64, Reply, u64)>::new());
         while now < START + 60 * SECOND {
@@ -262,8 +254,7 @@ enum Order {
 /// Books `count` waits of up to 300 permits, and drops all of them.
 fn storm(store: &mut Store, line: &str, count: usize, order: Order) {
     let now = START + 3;
-    let limit = Limit { key: format!("{line}-{count}-{order:?}"), ..Limit::new(line) };
-    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let limit = Limit { key: format!("{line}-{count}-{order:?}"), ..Limit::new(line).without_longest() };
     let most = limit.terms.largest.unwrap_or(300).clamp(1, 300);
     let mut random = SmallRng::seed_from_u64(count as u64);
     store.call(TRY, now, &[limit.part(limit.terms.limit.max(1), &[])]);
@@ -322,8 +313,7 @@ fn a_storm_of_mixed_sizes_leaves_no_trace() {
 #[test]
 fn a_log_of_too_many_bookings_forgets_none_too_early() {
     let Some(mut store) = Store::new() else { return };
-    let limit = Limit::new("sliding_log 1/s");
-    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let limit = Limit::new("sliding_log 1/s").without_longest();
     let part = || [limit.part(0, &[])];
     // A call writes the state of the log once.
     let wanted = ReserveRequest {

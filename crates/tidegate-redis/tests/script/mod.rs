@@ -19,7 +19,7 @@ pub(crate) mod support;
 
 use std::time::Duration;
 
-use redis::{Cmd, Connection, Value};
+use redis::{Cmd, Connection, FromRedisValue, Value};
 use tidegate::PolicyConfig;
 
 use crate::script::{GivenBack, Operation, Part, Reply, ReserveRequest, Script, command, reserve};
@@ -80,6 +80,11 @@ impl Store {
         Reply::read_all(value, requests.len(), parts.len()).expect("replies")
     }
 
+    /// Returns for how many milliseconds the key of a limit lives on.
+    pub(crate) fn ttl<T: FromRedisValue>(&mut self, limit: &Limit) -> T {
+        redis::cmd("PTTL").arg(&limit.key).query(&mut self.connection).expect("a ttl")
+    }
+
     /// Makes a call. The server learns the script by its text, which takes longer.
     pub(crate) fn query(&mut self, script: &Script, cmd: &Cmd) -> Value {
         let value = cmd.query(&mut self.connection);
@@ -99,6 +104,11 @@ impl Limit {
         Limit { key: line.replace(' ', "-"), terms: Terms::new(&config).expect("terms") }
     }
 
+    /// Without the maximum wait of its policy.
+    pub(crate) fn without_longest(self) -> Limit {
+        Limit { terms: Terms { longest: None, ..self.terms }, ..self }
+    }
+
     pub(crate) fn part<'a>(&'a self, permits: u64, booking: &'a [u8]) -> Part<'a> {
         Part { key: &self.key, terms: &self.terms, permits, booking }
     }
@@ -113,3 +123,5 @@ pub(crate) fn intervals(limit: &Limit, times: f64) -> u64 {
 
 /// An attempt without waiting.
 pub(crate) const TRY: Operation = Operation::Reserve { longest: Duration::ZERO, shadow: false };
+
+pub(crate) const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };

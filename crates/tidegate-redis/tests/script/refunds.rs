@@ -6,10 +6,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::script::{Answer, NO_GRANT, Operation, Reply};
-use crate::script_tests::{Limit, START, Store, TRY, intervals};
-use crate::terms::{BucketMode, BucketNumbers, Numbers, Terms};
+use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
+use crate::terms::{BucketMode, BucketNumbers, Numbers};
 
-const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
 
 fn pause(seconds: u64, keep_permits: bool) -> Operation {
@@ -300,8 +299,7 @@ fn a_request_that_may_not_wait_gets_no_time_of_a_booking() {
         "sliding_estimate 1/s",
         "sliding_log 1/s",
     ] {
-        let limit = Limit::new(line);
-        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let limit = Limit::new(line).without_longest();
         store.call(TRY, START, &[limit.part(1, &[])]);
         let waits: Vec<_> = (0..20).map(|_| store.call(ANY_WAIT, START, &[limit.part(1, &[])])).collect();
         for wait in &waits[..19] {
@@ -785,9 +783,8 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
     for (short, roomy) in short.into_iter().flat_map(|short| roomy.map(|roomy| (short, roomy))) {
         let key = |line: &str| Limit { key: format!("{short} {roomy} {line}"), ..Limit::new(line) };
         let limits = [key(roomy), key(short)];
-        let limits = limits.map(|limit| Limit { terms: Terms { longest: None, ..limit.terms }, ..limit });
+        let limits = limits.map(Limit::without_longest);
         let parts = |costs: [u64; 2]| [limits[0].part(costs[0], &[]), limits[1].part(costs[1], &[])];
-        let any_wait = Operation::Reserve { longest: Duration::MAX, shadow: false };
         let (mut grants, later) = (Vec::new(), START + SECOND / 20);
         let mut call = |operation, now: u64, costs: [u64; 2]| {
             let reply = store.call(operation, now, &parts(costs));
@@ -802,7 +799,7 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
             assert_eq!(call(TRY, START, [1, 800]), (true, Duration::ZERO), "{short}, {roomy}");
         }
         for _ in 0..4 {
-            let (is_granted, wait) = call(any_wait, START, [1, 800]);
+            let (is_granted, wait) = call(ANY_WAIT, START, [1, 800]);
             assert!(is_granted && wait > Duration::ZERO, "{short}, {roomy}");
         }
         let refund = Operation::Refund { due: i64::try_from(START).expect("an instant") };
@@ -845,12 +842,11 @@ fn a_request_passes_more_bookings_than_there_are_marks() {
         let key = |line: &str| Limit { key: format!("{line} {seed} passes"), ..Limit::new(line) };
         let limits = [key(line), key("fixed_window 10/10s")];
         let parts = |costs: [u64; 2]| [limits[0].part(costs[0], &[]), limits[1].part(costs[1], &[])];
-        let any_wait = Operation::Reserve { longest: Duration::MAX, shadow: false };
         let (mut random, mut grants) = (SmallRng::seed_from_u64(seed), Vec::new());
         // The first is granted, and each other one has the next window of the second limit.
         for _ in 0..9 {
             let n = random.random_range(0..=16);
-            let reply = store.call(any_wait, START, &parts([n, 10]));
+            let reply = store.call(ANY_WAIT, START, &parts([n, 10]));
             assert_eq!(reply.answer, Answer::Done, "{line}, {seed}");
             grants.push(Net { at: u64::try_from(reply.due).expect("an instant"), n });
         }
@@ -928,10 +924,9 @@ fn what_is_lent_is_never_granted_twice() {
         for seed in 0..seeds() {
             let mut random = SmallRng::seed_from_u64(seed);
             let second = BOUNDED[(i + random.random_range(1..BOUNDED.len())) % BOUNDED.len()];
-            let limits = [*first, second].map(|line| {
-                let limit = Limit::new(line);
-                let terms = Terms { longest: None, ..limit.terms };
-                Limit { key: format!("lent-{i}-{seed}-{line}"), terms }
+            let limits = [*first, second].map(|line| Limit {
+                key: format!("lent-{i}-{seed}-{line}"),
+                ..Limit::new(line).without_longest()
             });
             let interval = intervals(&limits[0], 1.0).max(intervals(&limits[1], 1.0));
             let most = limits.iter().map(|limit| limit.terms.limit.clamp(1, 10)).min().expect("two");
@@ -1103,8 +1098,7 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
 #[test]
 fn a_refund_beside_a_dropped_booking_does_not_overfill_a_bucket_in_steps() {
     let Some(mut store) = Store::new() else { return };
-    let limit = Limit::new("token_bucket 5/s burst 20 interval_refill");
-    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let limit = Limit::new("token_bucket 5/s burst 20 interval_refill").without_longest();
     let second = START - START % 1_000_000;
     let mut call = |ms: u64, operation, n, before: &[u8]| {
         store.call(operation, second + 1000 * ms, &[limit.part(n, before)])
@@ -1124,8 +1118,7 @@ fn a_refund_beside_a_dropped_booking_does_not_overfill_a_bucket_in_steps() {
 #[test]
 fn a_refund_beside_many_dropped_bookings_does_not_overfill_a_bucket_in_steps() {
     let Some(mut store) = Store::new() else { return };
-    let limit = Limit::new("token_bucket 100/s burst 100 interval_refill");
-    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let limit = Limit::new("token_bucket 100/s burst 100 interval_refill").without_longest();
     let second = START - START % SECOND;
     let mut call = |ms: u64, operation, n, before: &[u8]| {
         store.call(operation, second + 1000 * ms, &[limit.part(n, before)])

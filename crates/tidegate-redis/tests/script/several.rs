@@ -9,10 +9,8 @@ use redis::Connection;
 use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest, Script, command};
 use crate::script_tests::conformance::{EXACT, calls};
 use crate::script_tests::support::wait_until;
-use crate::script_tests::{Limit, START, Store, TRY, intervals};
-use crate::terms::Terms;
+use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
 
-const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
 
 fn values(connection: &mut Connection) -> Vec<(String, Vec<u8>)> {
@@ -186,7 +184,7 @@ fn what_is_predicted_behind_a_pause_changes_nothing() {
     for (line, seed) in EXACT.into_iter().flat_map(|line| (0..8).map(move |seed| (line, seed))) {
         let key = |name: &str| Limit { key: format!("{line}-{seed}-{name}"), ..Limit::new(line) };
         let limits = [key("asked"), key("control")];
-        let limits = limits.map(|limit| Limit { terms: Terms { longest: None, ..limit.terms }, ..limit });
+        let limits = limits.map(Limit::without_longest);
         let [asked, control] = &limits;
         let mut random = SmallRng::seed_from_u64(seed);
         let (interval, most) = (intervals(asked, 1.0), asked.terms.limit.clamp(1, 5));
@@ -248,8 +246,7 @@ fn what_is_predicted_behind_a_pause_changes_nothing() {
 fn requests_behind_a_pause_are_predicted_one_behind_the_other() {
     let Some(mut store) = Store::new() else { return };
     for line in EXACT {
-        let limit = Limit::new(line);
-        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let limit = Limit::new(line).without_longest();
         let part = || [limit.part(1, &[])];
         let span = Duration::from_secs(3600);
         store.call(Operation::Pause { span, keep_permits: false }, START, &part());
@@ -317,8 +314,7 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
 fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
     let Some(mut store) = Store::new() else { return };
     for line in EXACT {
-        let limit = Limit::new(line);
-        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let limit = Limit::new(line).without_longest();
         let part = || [limit.part(1, &[])];
         let (span, mut now) = (Duration::from_secs(3600), START + 40_000_000 * SECOND);
         store.call(Operation::Pause { span, keep_permits: true }, now, &part());
@@ -345,7 +341,7 @@ fn a_debt_of_a_million_years_is_written() {
         let debt = u64::from(u32::MAX);
         assert_eq!(store.call(Operation::Debit, START, &[limit.part(debt, &[])]).answer, Answer::Done);
         assert_eq!(store.call(TRY, START, &[limit.part(1, &[])]).answer, Answer::Refused, "{line}");
-        let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        let ttl: u64 = store.ttl(&limit);
         assert!(ttl / 86_400_000 <= 100 * 366, "{line}: {ttl} ms");
     }
 }
@@ -367,7 +363,7 @@ fn a_smaller_burst_keeps_no_key_for_longer() {
         narrow.key.clone_from(&wide.key);
         for limit in [&wide, &narrow, &wide, &narrow, &narrow] {
             store.call(ANY_WAIT, START, &[limit.part(2, &[])]);
-            let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            let ttl: u64 = store.ttl(limit);
             // A day because the time is set, and a day because the limit may not start full.
             assert!(ttl <= 2 * 86_400_000 + 60_000, "{} {:?}: {ttl} ms", limit.key, limit.terms.rate);
         }
@@ -435,7 +431,7 @@ fn a_key_expires_when_it_is_as_good_as_new() {
             for _ in 0..booked {
                 store.call(ANY_WAIT, START, &part());
             }
-            let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            let ttl: i64 = store.ttl(&limit);
             // Under a time that is set, keys are kept for one day more.
             let ttl = u64::try_from(ttl).expect("an expiry").saturating_sub(DAY) + 1000;
             let told = store.call(Operation::Status, START + ttl * 1000, &part());
@@ -475,7 +471,7 @@ fn a_key_is_kept_for_a_refused_request_whatever_others_change() {
             let told = call(TRY, large);
             assert_eq!(told.answer, Answer::Refused, "{line}");
             call(others, 1);
-            let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            let ttl: i64 = store.ttl(&limit);
             let left = Duration::from_millis(ttl.try_into().expect("an expiry"));
             assert!(left > told.wait + Duration::from_secs(5), "{line}, {others:?}: {left:?}, {told:?}");
         }
@@ -494,7 +490,7 @@ fn a_key_is_kept_for_a_request_that_another_limit_refuses() {
     let told = store.call(TRY, now, &parts(4, 2));
     assert_eq!((told.answer, told.wait, told.tightest), (Answer::Refused, Duration::from_secs(75), Some(0)));
     for limit in &limits {
-        let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        let ttl: u64 = store.ttl(limit);
         // Under a time that is set, keys are kept for one day more.
         assert!(ttl > 86_400_000 + 75_000, "{} {ttl}", limit.key);
     }
@@ -539,7 +535,7 @@ fn a_key_is_not_kept_for_a_pause_that_has_been_ended() {
         call(Operation::Pause { span: Duration::from_secs(20 * 365 * 86_400), keep_permits: true });
         call(TRY);
         call(Operation::Resume);
-        let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        let ttl: u64 = store.ttl(&limit);
         assert!(ttl < 86_400_000 + 60_000, "{line}: {ttl} ms");
     }
 }
@@ -562,7 +558,7 @@ fn a_key_is_kept_until_the_larger_of_two_bursts_is_full() {
         assert_eq!(store.call(TRY, START, &[wide.part(full - 5, &[])]).answer, Answer::Done);
         for limit in [&narrow, &narrow] {
             assert_eq!(store.call(TRY, START, &[limit.part(1, &[])]).answer, Answer::Done);
-            let ttl: u64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            let ttl: u64 = store.ttl(limit);
             // Under a time that is set, keys are kept for one day more.
             let ttl = ttl - 86_400_000 + 1;
             let told = store.call(Operation::Status, START + ttl * 1_000, &[wide.part(0, &[])]);
@@ -596,13 +592,11 @@ fn every_key_expires_and_an_idle_store_is_empty() {
         let value = store.query(&script, &command(&script, operation, None, &[limit.part(1, &[])]));
         let reply = Reply::read(value, 1).expect("a reply");
         assert_ne!(reply.answer, Answer::Shadow);
-        let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        let ttl: i64 = store.ttl(limit);
         assert_ne!(ttl, -1, "{} never expires", limit.key);
     }
     wait_until("no key is left", || {
-        let ttls = limits.iter().map(|limit| {
-            redis::cmd("PTTL").arg(&limit.key).query::<i64>(&mut store.connection).expect("a ttl")
-        });
+        let ttls = limits.iter().map(|limit| store.ttl::<i64>(limit));
         assert!(ttls.max().expect("limits") < 60_000, "a key is kept for long");
         redis::cmd("DBSIZE").query::<u64>(&mut store.connection).expect("a size") == 0
     });

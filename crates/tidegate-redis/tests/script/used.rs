@@ -13,7 +13,7 @@ use tidegate::{AnyPolicy, Nanos};
 use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
 use crate::script_tests::conformance::nanos;
 use crate::script_tests::refunds::{Net, is_within};
-use crate::script_tests::{Limit, START, Store, TRY};
+use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY};
 
 const SECOND: u64 = 1_000_000;
 
@@ -180,8 +180,8 @@ fn the_instants_of_a_storm_go_to_later_requests() {
         ("sliding_log 200/s", 1),
     ];
     for ((line, most), is_shuffled) in lines.into_iter().flat_map(|of| [(of, false), (of, true)]) {
-        let limit = Limit { key: format!("{line}-storm-{is_shuffled}"), ..Limit::new(line) };
-        let limit = Limit { terms: crate::terms::Terms { longest: None, ..limit.terms }, ..limit };
+        let limit =
+            Limit { key: format!("{line}-storm-{is_shuffled}"), ..Limit::new(line).without_longest() };
         while store.call(TRY, START, &[limit.part(1, &[])]).answer == Answer::Done {}
         let mut random = SmallRng::seed_from_u64(1);
         let mut booked = Vec::new();
@@ -207,11 +207,10 @@ fn the_instants_of_a_storm_go_to_later_requests() {
         drops.chunks(64).for_each(|drops| _ = store.reserve(START, &[limit.part(0, &[])], drops, &[]));
         let end = u64::try_from(last.due).expect("an instant");
         let (mut grants, mut asked) = (vec![Net { at: end, n: last.permits[0] }], 0);
-        let longest = Operation::Reserve { longest: Duration::MAX, shadow: false };
         let mut now = START;
         while asked < permits {
             let n = random.random_range(1..=most);
-            let reply = store.call(longest, now, &[limit.part(n, &[])]);
+            let reply = store.call(ANY_WAIT, now, &[limit.part(n, &[])]);
             grants.push(Net { at: u64::try_from(reply.due).expect("an instant"), n });
             asked += n;
             now = START + 2_500 * asked;
