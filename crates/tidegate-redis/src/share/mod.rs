@@ -71,6 +71,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -94,7 +95,6 @@ use part::{by_wall, part_of};
 use period::{Period, micros};
 pub(crate) use silence::Silence;
 pub(crate) use tidy::OFTEN as TIDIES;
-use tidy::Tidied;
 
 /// The most tags of one limit that have a share at one time. Further tags are refused.
 const MAX_TAGS: usize = 65_536;
@@ -113,7 +113,8 @@ pub(crate) struct Shares {
     clock: OnceLock<DefaultClock>,
     /// The last time that the store booked for a line that was dropped.
     booked_till: Mutex<Option<Instant>>,
-    tidied: Tidied,
+    /// Whether a task checks for shares to forget.
+    is_tidied: AtomicBool,
 }
 
 /// What a process knows about the server of a limit when it decides a request without it.
@@ -180,8 +181,6 @@ struct Share {
     tags: KeyedRateLimiter<String, AnyPolicy>,
     /// The reduction: how many permits a share lacks at first.
     less: u32,
-    /// How long the reduction of a share that begins lasts.
-    reduction_period: Period,
     /// How long permits that were granted of earlier shares count.
     first: Period,
     numbers: Numbers,
@@ -288,9 +287,8 @@ impl Share {
         let square = u64::from(processes.get()).pow(2);
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
-        let (first, reduction_period) = (Period::of(&part.numbers), Period::lacking(&part.numbers, less));
-        let (made, begun) = (Instant::now(), Mutex::default());
-        Ok(Share { processes, tags, less, reduction_period, first, numbers: part.numbers, made, begun })
+        let (first, made, begun) = (Period::of(&part.numbers), Instant::now(), Mutex::default());
+        Ok(Share { processes, tags, less, first, numbers: part.numbers, made, begun })
     }
 
     /// Debits the reduction of a tag's share in the first period of an outage, and what was granted
@@ -314,7 +312,8 @@ impl Share {
             None => booked(),
         };
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
-        let less = if self.reduction_period.is_running(outage.silence, outage.time) { self.less } else { 0 };
+        let lacking = Period::lacking(&self.numbers, self.less);
+        let less = if lacking.is_running(outage.silence, outage.time) { self.less } else { 0 };
         if (less == 0 && ahead.is_zero() && earlier.is_empty())
             || !self.first.is_running(outage.silence, outage.time)
         {

@@ -1,7 +1,7 @@
 //! Forgets the shares that no outage needs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Share, Shares};
@@ -10,15 +10,11 @@ use crate::lock::lock;
 /// How often a process that has shares checks which of them it can forget.
 pub(crate) const OFTEN: Duration = Duration::from_secs(60);
 
-/// Whether a task checks for shares to forget.
-#[derive(Debug, Default)]
-pub(super) struct Tidied(AtomicBool);
-
 impl Shares {
     /// Returns whether to start a task that calls [`tidy`](Shares::tidy) until it returns `true`.
     pub(crate) fn start_tidying(&self) -> bool {
         // Relaxed: the lock of the limits orders the first limit and the end of the task before.
-        !self.tidied.0.load(Ordering::Relaxed) && !self.tidied.0.swap(true, Ordering::Relaxed)
+        !self.is_tidied.load(Ordering::Relaxed) && !self.is_tidied.swap(true, Ordering::Relaxed)
     }
 
     /// Forgets the tags that are full again (as new), and the limits without tags, at this time of
@@ -39,7 +35,7 @@ impl Shares {
             // A share that a request uses at this moment is not forgotten, either.
             !all.all(|share| share.is_unused() && Arc::strong_count(share) == 1)
         });
-        self.tidied.0.store(!limits.is_empty(), Ordering::Relaxed);
+        self.is_tidied.store(!limits.is_empty(), Ordering::Relaxed);
         limits.is_empty()
     }
 }
