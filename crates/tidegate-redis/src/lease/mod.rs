@@ -57,7 +57,7 @@ pub(crate) type ReplySender = oneshot::Sender<Result<Reply, Away>>;
 pub(crate) struct Leases {
     set: Arc<Set>,
     books: Weak<dyn BookingQueue>,
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
     limiters: Vec<RateLimiter<Lease>>,
     /// The limiters together, if there are several. A single limiter is called directly, which
     /// takes a fifth of the time.
@@ -244,16 +244,6 @@ impl Leases {
         None
     }
 
-    /// Notes what the store reported about the limits at this time, by the clock of the set.
-    pub(crate) fn note_report(&self, now: Nanos, reply: &Reply) {
-        self.ledger.note_report(now, reply);
-    }
-
-    /// Notes that the limits may have more permits than was reported.
-    pub(crate) fn forget(&self) {
-        self.ledger.forget();
-    }
-
     /// Returns how many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize) -> u64 {
         self.ledger.usable(limit, self.set.clock.now())
@@ -262,11 +252,6 @@ impl Leases {
     /// Notes that a request of this process waits in the queue of the store.
     pub(crate) fn note_store_wait(&self) {
         self.ledger.kick.notify_one();
-    }
-
-    /// Returns when the last booked permits become usable.
-    pub(crate) fn booked_till(&self) -> Nanos {
-        self.ledger.accounts.iter().map(|account| account.stock.last_usable()).max().unwrap_or_default()
     }
 
     /// Ends all leases: their unused permits go back to the store.
@@ -291,15 +276,10 @@ impl Leases {
     /// permits these were.
     pub(crate) fn discard(&self, only: Option<usize>) -> u64 {
         let lost = self.ledger.discard(only);
-        self.forget();
+        self.ledger.forget();
         self.ledger.kick.notify_one();
         self.report_counts();
         lost
-    }
-
-    /// Returns how many permits of a limit may be available, on lease and in the store.
-    pub(crate) fn most(&self, limit: usize, now: Nanos) -> u64 {
-        self.ledger.most(limit, now)
     }
 
     /// Refuses the queued requests.
@@ -398,7 +378,7 @@ impl Leases {
             values[*limit].clone_from(before);
             drop(self.set.send_locked(*operation, &costs, &values));
         }
-        self.forget();
+        self.ledger.forget();
     }
 
     /// Reports the counts of leased permits to the observer of the store. The caller holds no lock.

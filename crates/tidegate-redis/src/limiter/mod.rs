@@ -400,7 +400,7 @@ impl StoreLimiter {
     /// as there may be. Returns how many it dropped.
     fn discard_beyond(&self, member: usize, permits: u64) -> u64 {
         let now = self.line.set.now();
-        let leases = self.line.leases.as_ref().filter(|leases| permits < leases.most(member, now));
+        let leases = self.line.leases.as_ref().filter(|leases| permits < leases.ledger.most(member, now));
         leases.map_or(0, |leases| leases.discard(Some(member)))
     }
 

@@ -90,7 +90,7 @@ impl Line {
         }
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
             let now = self.set.now();
-            replies.iter().for_each(|reply| leases.note_report(now, reply));
+            replies.iter().for_each(|reply| leases.ledger.note_report(now, reply));
         }
         let paused_for =
             replies.as_ref().ok().and_then(|replies| replies.iter().filter_map(known_pause).max());

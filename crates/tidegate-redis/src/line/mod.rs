@@ -316,7 +316,7 @@ impl Line {
     }
 
     fn booked(&self) -> share::LastBooking {
-        let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
+        let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.ledger.booked_till());
         let (till, wait) = lock(&self.state).booked_till();
         let till = till.max(of_leases);
         if till == Nanos::ZERO {
@@ -402,7 +402,7 @@ impl Line {
 
     /// Notes that the limits may have more permits than the leases know of.
     fn forget(&self) {
-        self.leases.iter().for_each(|leases| leases.forget());
+        self.leases.iter().for_each(|leases| leases.ledger.forget());
     }
 
     /// Refuses all requests, now and later. Returns whether the line was open.

@@ -386,6 +386,11 @@ impl Ledger {
         account.terms.limit.saturating_add(usable).saturating_add(later)
     }
 
+    /// Returns when the last booked permits become usable.
+    pub(crate) fn booked_till(&self) -> Nanos {
+        self.accounts.iter().map(|account| account.stock.last_usable()).max().unwrap_or_default()
+    }
+
     /// Returns how many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize, now: Nanos) -> u64 {
         self.accounts[limit].stock.held(now).0
