@@ -186,9 +186,7 @@ impl World {
         limiter: &AnyLimiter,
         request: impl Into<AllRequest<'a>>,
     ) -> Result<AllPermits, AllRefusal> {
-        let _context = self.runtime.enter();
-        let answer = limiter.try_acquire_many(request);
-        drop(_context);
+        let answer = self.inside(|| limiter.try_acquire_many(request));
         self.settle();
         self.tell(format!("try: {}", told(&answer)));
         answer
@@ -208,9 +206,7 @@ impl World {
         limiter: &AnyLimiter,
         request: impl Into<AllRequest<'a>>,
     ) -> Option<usize> {
-        let _context = self.runtime.enter();
-        let reservation = limiter.reserve(request);
-        drop(_context);
+        let reservation = self.inside(|| limiter.reserve(request));
         self.settle();
         match reservation {
             Ok(reservation) => {
@@ -239,9 +235,7 @@ impl World {
         let Some(Waits::Reservation(wait)) = self.waits[reservation].take() else {
             panic!("no reservation {reservation}")
         };
-        let _context = self.runtime.enter();
-        let answer = wait.into_inner().settle(used);
-        drop(_context);
+        let answer = self.inside(|| wait.into_inner().settle(used));
         self.settle();
         self.tell(format!("settle {reservation}: {:?}", answer.map_err(|refusal| refused(&refusal))));
     }
@@ -294,18 +288,14 @@ impl World {
     }
 
     pub(crate) fn status(&mut self, limiter: &AnyLimiter) -> AllStatus {
-        let _context = self.runtime.enter();
-        let status = limiter.status();
-        drop(_context);
+        let status = self.inside(|| limiter.status());
         self.tell(status_of(&status));
         status
     }
 
     /// The permits of each limit. Only the store reports the times of a status.
     pub(crate) fn available(&mut self, limiter: &AnyLimiter) {
-        let _context = self.runtime.enter();
-        let status = limiter.status();
-        drop(_context);
+        let status = self.inside(|| limiter.status());
         let members = status.members.iter().map(|(name, status)| format!("{name}: {}", status.available));
         let members: Vec<String> = members.collect();
         self.tell(members.join("; "));
@@ -313,9 +303,7 @@ impl World {
 
     /// A request that reports the remaining permits.
     pub(crate) fn left_of(&mut self, limiter: &AnyLimiter, n: u32) {
-        let _context = self.runtime.enter();
-        let answer = limiter.try_acquire_many(Request::permits(n).with_left());
-        drop(_context);
+        let answer = self.inside(|| limiter.try_acquire_many(Request::permits(n).with_left()));
         self.settle();
         let left = answer.as_ref().ok().and_then(AllPermits::left);
         let left: Option<Vec<u64>> = left.map(|left| left.members.iter().map(|(_, s)| s.available).collect());
@@ -324,9 +312,7 @@ impl World {
 
     /// Any other call, whose result is recorded.
     pub(crate) fn call<T: std::fmt::Debug>(&mut self, what: &str, call: impl FnOnce() -> T) -> T {
-        let _context = self.runtime.enter();
-        let answer = call();
-        drop(_context);
+        let answer = self.inside(call);
         self.settle();
         self.tell(format!("{what}: {answer:?}"));
         answer

@@ -42,6 +42,16 @@ fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucke
     world.status(limiter);
 }
 
+/// Makes 400 random calls.
+fn play_all(world: &mut World, line: &str, seed: u64, with_all: bool) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let limiter = world.limit(line);
+    let is_bucket = !line.contains("window") && !line.contains("sliding");
+    for _ in 0..400 {
+        play(world, &limiter, &mut random, is_bucket, with_all);
+    }
+}
+
 fn limiter_is_open(world: &mut World, limiter: &AnyLimiter) -> bool {
     world.status(limiter).paused_for.is_zero()
 }
@@ -49,14 +59,7 @@ fn limiter_is_open(world: &mut World, limiter: &AnyLimiter) -> bool {
 #[test]
 fn random_calls_have_one_answer_for_every_policy() {
     for (seed, line) in (0..).zip(policies()) {
-        compare(line, |world| {
-            let mut random = SmallRng::seed_from_u64(seed);
-            let limiter = world.limit(line);
-            let is_bucket = !line.contains("window") && !line.contains("sliding");
-            for _ in 0..400 {
-                play(world, &limiter, &mut random, is_bucket, true);
-            }
-        });
+        compare(line, |world| play_all(world, line, seed, true));
     }
 }
 
@@ -64,14 +67,7 @@ fn random_calls_have_one_answer_for_every_policy() {
 #[test]
 fn random_calls_have_one_answer_where_leases_do_not_pay() {
     for (seed, line) in (0..).zip(policies().filter(|line| are_few(line))) {
-        let taken = compare_leased(line, |world| {
-            let mut random = SmallRng::seed_from_u64(seed);
-            let limiter = world.limit(line);
-            let is_bucket = !line.contains("window") && !line.contains("sliding");
-            for _ in 0..400 {
-                play(world, &limiter, &mut random, is_bucket, false);
-            }
-        });
+        let taken = compare_leased(line, |world| play_all(world, line, seed, false));
         assert!(taken.unwrap_or(0) == 0, "{line}: {taken:?}");
     }
 }
