@@ -9,8 +9,7 @@ use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+use crate::{MS, SECOND};
 
 /// A server at a distance of 0.1 ms that works for `service` on a call.
 fn model(seed: u64, service: Duration) -> Model {

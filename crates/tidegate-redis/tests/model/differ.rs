@@ -6,9 +6,7 @@ use tidegate::AnyLimiter;
 use tidegate_redis::Store;
 use tokio::time::{Instant, sleep};
 
-use crate::on_model;
-
-const MS: Duration = Duration::from_millis(1);
+use crate::{MS, on_model};
 
 fn limiter(store: &Store, tag: &str, line: &str) -> AnyLimiter {
     store.limiter(tag).limit("calls", line).build().unwrap().into()

@@ -11,7 +11,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::time::{sleep, timeout};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::MS;
+
 const SECOND: i64 = 1_000_000;
 const RATE: u32 = 20;
 const BURST: i64 = 40;

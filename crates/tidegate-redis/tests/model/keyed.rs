@@ -10,9 +10,7 @@ use tidegate_redis::{BuildError, KeyedBuilder, Store, StoreKeyedLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::{on_model, one_of_two};
-
-const MS: Duration = Duration::from_millis(1);
+use crate::{MS, on_model, one_of_two, settle};
 
 fn store(model: &Model) -> Store {
     model.open(Store::builder("redis://model")).unwrap()
@@ -24,13 +22,6 @@ fn builder(store: &Store, line: &str) -> KeyedBuilder {
 
 fn keyed(store: &Store, line: &str) -> StoreKeyedLimiter {
     builder(store, line).build().unwrap()
-}
-
-/// Lets the tasks run until all of them wait.
-async fn settle() {
-    for _ in 0..10 {
-        tokio::task::yield_now().await;
-    }
 }
 
 fn spawn(

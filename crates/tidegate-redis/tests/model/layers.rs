@@ -11,17 +11,12 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use tidegate::io::Throttled;
 use tidegate::{AnyKeyed, AnyLimiter, DefaultClock};
 use tidegate_http::obey::{Obey, Options};
-use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::simulation::{Model, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tidegate_tower::{RateLimitLayer, ReadyRateLimitLayer, Refused};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-const MS: Duration = Duration::from_millis(1);
-
-fn model() -> Model {
-    let service = Duration::from_micros(1);
-    Model::new(3, Network { service, ..Network::steady(MS) })
-}
+use crate::{MS, model};
 
 fn limiter(model: &Model, while_away: WhileAway) -> StoreLimiter {
     let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();

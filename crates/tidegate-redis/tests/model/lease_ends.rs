@@ -10,7 +10,7 @@ use tidegate::{AnyLimiter, Pause};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::MS;
 
 /// Limits that are never full again within a test, so that each permit counts.
 const LINES: [&str; 3] = [

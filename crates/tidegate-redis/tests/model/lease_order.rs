@@ -10,8 +10,7 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
 use tokio::time::{Instant, sleep};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+use crate::{MS, SECOND};
 
 const LINES: [&str; 5] = [
     "token_bucket 1000/s burst 10",

@@ -15,9 +15,7 @@ use tidegate_redis::{Store, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::{assert_in_order, on_model};
-
-const MS: Duration = Duration::from_millis(1);
+use crate::{MS, assert_in_order, on_model};
 
 /// The number of random courses of events.
 const SEEDS: u64 = 1;

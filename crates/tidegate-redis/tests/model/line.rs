@@ -16,10 +16,8 @@ use tidegate_redis::{Store, StoreLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::{assert_in_order, on_model, one_of_two};
+use crate::{MS, SECOND, assert_in_order, on_model, one_of_two, settle};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
 /// A round trip: both directions, and the server's work.
 const TRIP: Duration = Duration::from_micros(2010);
 
@@ -56,13 +54,6 @@ async fn after(first: Instant, tasks: Vec<JoinHandle<(Answer, Instant)>>) -> Vec
         times.push((at - first).as_millis());
     }
     times
-}
-
-/// Lets the tasks run until all of them wait.
-async fn settle() {
-    for _ in 0..10 {
-        tokio::task::yield_now().await;
-    }
 }
 
 /// A limiter with one permit a second that is empty since `Instant`, and requests that wait for it.

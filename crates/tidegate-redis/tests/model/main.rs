@@ -37,9 +37,25 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
 use tokio::time::Instant;
 
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
 /// Runs a test on a model of a server that is a millisecond away.
 fn on_model<T>(test: impl AsyncFnOnce(Model) -> T) -> T {
-    run(async { test(Model::new(1, Network::steady(Duration::from_millis(1)))).await })
+    run(async { test(Model::new(1, Network::steady(MS))).await })
+}
+
+/// A server that is a millisecond away and works a microsecond on a call.
+fn model() -> Model {
+    let service = Duration::from_micros(1);
+    Model::new(3, Network { service, ..Network::steady(MS) })
+}
+
+/// Lets the tasks run until all of them wait.
+async fn settle() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Requests that come at one time are served in their order, within four seconds.

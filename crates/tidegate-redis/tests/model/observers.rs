@@ -16,12 +16,7 @@ use tidegate::{
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Counts, Store, WhileAway};
 
-const MS: Duration = Duration::from_millis(1);
-
-fn model() -> Model {
-    let service = Duration::from_micros(1);
-    Model::new(3, Network { service, ..Network::steady(MS) })
-}
+use crate::{MS, model};
 
 /// Counts all events, and keeps those of the store and of limits that are nearly used up.
 #[derive(Default)]

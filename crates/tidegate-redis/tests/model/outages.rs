@@ -11,9 +11,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::time::Instant;
 
-use crate::{on_model, one_of_two};
+use crate::{MS, SECOND, on_model, one_of_two};
 
-const MS: Duration = Duration::from_millis(1);
 const CLIENTS: usize = 8;
 
 /// Eight processes that share one limit, and the times of their grants.
@@ -678,7 +677,6 @@ fn a_long_outage_grants_the_limit_in_each_window() {
 /// after it.
 #[test]
 fn the_share_of_a_key_is_small_until_its_booked_instants_have_passed() {
-    const SECOND: Duration = Duration::from_secs(1);
     for line in ["sliding_log 64/s", "sliding_window 64/s cells 4", "token_bucket 64/s burst 64"] {
         run(async move {
             let mut fleet = Fleet::new(line).await.by_key();

@@ -11,10 +11,8 @@ use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{on_model, one_of_two};
+use crate::{MS, SECOND, on_model, one_of_two};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 type Resume = std::pin::Pin<Box<dyn Future<Output = Result<bool, AllRefusal>>>>;

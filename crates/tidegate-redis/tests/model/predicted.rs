@@ -11,7 +11,7 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::MS;
 
 /// A request that waits until it is dropped, or for as long as it takes. Returns once nothing more
 /// comes back from it.

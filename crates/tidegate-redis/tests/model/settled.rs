@@ -10,10 +10,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterConfig, Store};
 use tokio::time::{Instant, sleep};
 
-use crate::on_model;
+use crate::{MS, SECOND, on_model};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
 const RESERVED: u32 = 100;
 const USED: u32 = 30;
 

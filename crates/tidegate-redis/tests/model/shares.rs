@@ -10,10 +10,10 @@ use tidegate_redis::Store;
 use tidegate_redis::simulation::{Model, Network, run};
 use tokio::time::Instant;
 
+use crate::MS;
+
 /// The permits that accrue each second, and those of a full limit.
 const RATE: u64 = 2000;
-
-const MS: Duration = Duration::from_millis(1);
 
 /// The life of a lease, in milliseconds.
 const LIFE: u64 = 200;

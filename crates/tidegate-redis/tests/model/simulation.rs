@@ -12,9 +12,8 @@ use tokio::time::Instant;
 use crate::check::{Bound, Grant, jain};
 use crate::scenario::{Fault, Setup};
 
-use crate::on_model;
+use crate::{MS, on_model};
 
-const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
 
 fn open(model: &Model) -> (Store, AnyLimiter) {

@@ -14,10 +14,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterBuilder, Store, StoreLimiter, WhileAway};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::on_model;
+use crate::{MS, SECOND, on_model};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
 const MAX_SKIPS: usize = 100_000;
 
 fn open(model: &Model) -> Store {
