@@ -1,7 +1,6 @@
 //! The notifications to the observers of a limiter over a store.
 
 use std::cell::Cell;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -44,12 +43,6 @@ impl Observers {
     }
 }
 
-impl fmt::Debug for Observers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observers").field("is_empty", &self.is_empty()).finish_non_exhaustive()
-    }
-}
-
 /// Notifies the observer of a store. A panic of the observer ends no thread. If the observer makes
 /// a call that is skipped, it is not notified of that: it might make the next call, without an end.
 pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
@@ -65,7 +58,6 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
 
 /// A request that is being decided. If this is dropped before the decision, the request was
 /// cancelled.
-#[derive(Debug)]
 pub(crate) struct Watch {
     observers: Arc<Observers>,
     /// For each limit, the permits that the request asks for, and the maximum that it takes.

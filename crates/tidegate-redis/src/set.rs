@@ -394,15 +394,6 @@ impl fmt::Debug for Member {
     }
 }
 
-impl fmt::Debug for Prepared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prepared")
-            .field("store", &self.store)
-            .field("limits", &self.members)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A decision without the store.
 pub(crate) enum Fallback {
     Share(AnyLimiter),

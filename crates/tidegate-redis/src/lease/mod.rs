@@ -16,7 +16,6 @@ mod policy;
 mod stock;
 mod sync;
 
-use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -555,11 +554,5 @@ impl Drop for Leases {
     /// task that awaits the reply to a booking holds the leases until the reply has come.
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-impl fmt::Debug for Leases {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leases").field("ledger", &self.ledger).finish_non_exhaustive()
     }
 }

@@ -6,7 +6,6 @@
 //! | `Shared` | a reservation in the share of this process | stays, even when it is claimed |
 //! | `Decided` | a grant that is used, or a refusal that may still ask for the state of the limits | stays |
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -296,11 +295,5 @@ impl Reserved for StoreReservation {
             set.send_detached(Operation::Debit, &beyond);
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for StoreReservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreReservation").field("due_in", &self.due_in()).finish_non_exhaustive()
     }
 }

@@ -351,12 +351,6 @@ impl Link {
     }
 }
 
-impl std::fmt::Debug for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
 impl Connection {
     pub(crate) async fn call(&self, cmd: &Cmd) -> Result<Value, RedisError> {
         let args = cmd.args_iter().map(|arg| match arg {

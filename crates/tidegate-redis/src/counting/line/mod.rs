@@ -39,7 +39,6 @@ pub(super) type Answer = Result<(Held, Left), AllRefusal>;
 pub(super) type Position = (Reverse<i8>, u64);
 
 /// What the handles of one limit share in this process.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) script: Arc<Script>,
@@ -55,7 +54,7 @@ pub(super) struct Shared {
     pub(super) clock: DefaultClock,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Line {
     /// The permits in use.
     held: u64,
@@ -81,7 +80,6 @@ pub(super) struct Line {
     message: Option<PendingMessage>,
 }
 
-#[derive(Debug)]
 struct Waiter {
     permits: u32,
     /// Whether the request waits for permits, or only for the decision.
@@ -101,7 +99,6 @@ fn send(answers: Answers) {
 }
 
 /// Permits in use. Dropping them gives them back.
-#[derive(Debug)]
 pub(crate) struct Held {
     shared: Arc<Shared>,
     permits: u32,
