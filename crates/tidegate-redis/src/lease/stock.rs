@@ -404,6 +404,13 @@ mod tests {
         usize::try_from(n).expect("few")
     }
 
+    /// Returns the times of each permit that is left.
+    fn left(stock: &Stock) -> Vec<(u64, u64)> {
+        let times =
+            |piece: Piece| (0..piece.permits).map(move |_| (piece.usable.as_u64(), piece.ends.as_u64()));
+        stock.list.load().left().into_iter().flat_map(times).collect()
+    }
+
     fn takes(stock: &Stock, at: u64, n: u32) -> bool {
         stock.take(Nanos::new(at), n).is_some()
     }
@@ -518,23 +525,13 @@ mod tests {
                         let taken = held.swap_remove(random.random_range(0..held.len()));
                         stock.put_back(taken);
                         // The permits may be in their old position, or in a piece of their own.
-                        model.clear();
-                        for piece in stock.list.load().left() {
-                            model.extend(
-                                (0..piece.permits).map(|_| (piece.usable.as_u64(), piece.ends.as_u64())),
-                            );
-                        }
+                        model = left(&stock);
                     }
                     6 => {
                         let gone = stock.remove(at, random.random_range(0..30));
                         removed += permits(&gone);
-                        model.clear();
-                        for piece in stock.list.load().left() {
-                            assert!(piece.ends > at);
-                            model.extend(
-                                (0..piece.permits).map(|_| (piece.usable.as_u64(), piece.ends.as_u64())),
-                            );
-                        }
+                        model = left(&stock);
+                        assert!(model.iter().all(|(_, ends)| *ends > now));
                     }
                     _ => {}
                 }
