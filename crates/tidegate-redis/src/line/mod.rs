@@ -293,7 +293,7 @@ impl Line {
     /// Makes the store's thread run a function on the state at a time.
     fn visit_at(self: &Arc<Line>, at: Nanos, run: Visit) {
         let clock = DefaultClock::clone(&self.set.clock);
-        let scheduled = ScheduledVisit { line: Arc::downgrade(self), has_run: false };
+        let scheduled = ScheduledVisit(Arc::downgrade(self));
         self.set.store.spawn(Box::pin(async move {
             clock.sleep_until(at).await;
             scheduled.run(run);
@@ -463,15 +463,11 @@ impl Drop for Line {
 
 /// A check of the line at a later time. If the store ends before, no task checks the requests that
 /// wait behind a pause: they ask again, and receive a failure.
-struct ScheduledVisit {
-    line: Weak<Line>,
-    has_run: bool,
-}
+struct ScheduledVisit(Weak<Line>);
 
 impl ScheduledVisit {
     fn run(mut self, run: Visit) {
-        self.has_run = true;
-        if let Some(line) = self.line.upgrade() {
+        if let Some(line) = std::mem::take(&mut self.0).upgrade() {
             line.visit(run);
         }
     }
@@ -479,10 +475,7 @@ impl ScheduledVisit {
 
 impl Drop for ScheduledVisit {
     fn drop(&mut self) {
-        if self.has_run {
-            return;
-        }
-        if let Some(line) = self.line.upgrade() {
+        if let Some(line) = self.0.upgrade() {
             let requeue_paused = |state: &mut State, deferred: &mut Deferred, now| {
                 state.requeue_paused(deferred, now);
                 std::mem::take(&mut deferred.has_more)
