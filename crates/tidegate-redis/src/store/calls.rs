@@ -116,16 +116,15 @@ impl Drop for PendingCallback {
 /// locks.
 #[must_use = "its callback runs when it is dropped"]
 pub(crate) struct Unsent {
-    callback: Option<PendingCallback>,
+    callback: PendingCallback,
     /// Too many calls are in flight.
     is_busy: bool,
 }
 
 impl Drop for Unsent {
     fn drop(&mut self) {
-        if let Some(owed) = self.callback.take_if(|_| self.is_busy) {
-            let skipped = owed.shared.skip(Duration::ZERO);
-            owed.run(Err(skipped));
+        if self.is_busy {
+            self.callback.run_callback(|owed| Err(owed.shared.skip(Duration::ZERO)));
         }
     }
 }
@@ -248,7 +247,7 @@ impl Shared {
             PendingCallback { callback: Some(callback), shared, is_sent: false, _message: message };
         let (in_flight, before) = InFlight::new(self, deadline.must_send);
         if !deadline.must_send && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MAX_CALLS {
-            return Some(Unsent { callback: Some(callback), is_busy: true });
+            return Some(Unsent { callback, is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
         // Only a call that is alone in flight is written on this thread. A call that comes while
@@ -262,7 +261,7 @@ impl Shared {
         callback.is_sent = is_sent;
         let call = Work::Call(Call { in_flight, deadline, by_hash, script, begun, came, callback });
         match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
-            Err(Work::Call(call)) => Some(Unsent { callback: Some(call.callback), is_busy: false }),
+            Err(Work::Call(call)) => Some(Unsent { callback: call.callback, is_busy: false }),
             _ => None,
         }
     }
