@@ -12,7 +12,7 @@ use tidegate::{
 };
 
 use crate::connection::Address;
-use crate::counting::SHORTEST_TIME_TO_LIVE;
+use crate::counting::{SHORTEST_TIME_TO_LIVE, TIME_TO_LIVE};
 use crate::error::{BuildError, FIELDS, has_password_field, may_be_secret};
 use crate::limiter::{KeyedBuilder, LimiterBuilder};
 use crate::store::{Store, StoreBuilder, WhileAway};
@@ -355,12 +355,8 @@ impl LimiterConfig {
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
         match self.in_use {
             Some(limit) => {
-                let builder = store.counting(self.tag()?, limit);
-                let builder = match self.time_to_live {
-                    Some(time_to_live) => builder.time_to_live(time_to_live),
-                    None => builder,
-                };
-                Ok(builder.build()?.into())
+                let time_to_live = self.time_to_live.unwrap_or(TIME_TO_LIVE);
+                Ok(store.counting(self.tag()?, limit).time_to_live(time_to_live).build()?.into())
             }
             None => Ok(self.limiter_builder(store)?.build()?.into()),
         }

@@ -33,7 +33,7 @@ use crate::store::{Away, Store};
 const NAME: &str = "limit";
 
 /// The default time for which permits of a lost process stay in use.
-const TIME_TO_LIVE: Duration = Duration::from_secs(10);
+pub(crate) const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 
 /// A process reports its permits three times in this time, and a call may take part of it.
 pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
