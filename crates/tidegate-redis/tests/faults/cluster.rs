@@ -85,6 +85,12 @@ impl Cluster {
         text(server.tell("CONFIG GET cluster-port"))
     }
 
+    /// Returns the slot of the keys of a tag.
+    fn slot(&self, tag: &str) -> u16 {
+        let key = format!("tidegate:1:{{{tag}}}:limit:fixed-864000000000000");
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut self.servers[0].connect()).unwrap()
+    }
+
     fn url(&self) -> String {
         // One missing server, and two running ones.
         let ports: Vec<_> = self.servers[1..3].iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
@@ -180,10 +186,7 @@ async fn a_slot_is_moved_key_by_key() {
 
     let [from, to, third] = cluster.servers.as_slice() else { panic!("three servers") };
     let servers = [from, to, third];
-    let keyslot = |key: &str| -> u16 {
-        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut from.connect()).unwrap()
-    };
-    let slot = keyslot("tidegate:1:{moved}:a:fixed-864000000000000");
+    let slot = cluster.slot("moved");
     let owner = servers.into_iter().position(|server| {
         let mut cmd = redis::cmd("CLUSTER");
         let keys: u64 = cmd.arg("COUNTKEYSINSLOT").arg(slot).query(&mut server.connect()).unwrap();
@@ -230,10 +233,7 @@ async fn a_call_that_is_led_to_a_silent_server_ends() {
     let Some(cluster) = Cluster::start(false) else { return };
     let store = Store::builder(cluster.url()).timeout(Duration::from_secs(1)).while_away(WhileAway::Wait);
     let store = store.open().unwrap();
-    let key = |tag: &str| format!("tidegate:1:{{{tag}}}:limit:fixed-864000000000000");
-    let slot = |tag: &str| -> u16 {
-        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key(tag)).query(&mut cluster.servers[0].connect()).unwrap()
-    };
+    let slot = |tag: &str| cluster.slot(tag);
     // The slots of the first server, and of the second one.
     let tags_of = |first, last| tags().into_iter().filter(move |tag| (first..last).contains(&slot(tag)));
     let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
@@ -265,10 +265,7 @@ async fn a_call_that_is_led_to_a_silent_server_ends() {
 async fn a_server_that_gets_a_slot_is_silent() {
     let Some(cluster) = Cluster::start(false) else { return };
     let (store, _) = load::open(Store::builder(cluster.url()).timeout(Duration::from_millis(500)));
-    let key = |tag: &str| format!("tidegate:1:{{{tag}}}:limit:fixed-864000000000000");
-    let slot = |tag: &str| -> u16 {
-        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key(tag)).query(&mut cluster.servers[0].connect()).unwrap()
-    };
+    let slot = |tag: &str| cluster.slot(tag);
     let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
     let mut at_from = tags().into_iter().filter(|tag| slot(tag) < 5461);
     let (moved, other) = (at_from.next().unwrap(), at_from.next().unwrap());
@@ -326,9 +323,7 @@ async fn a_primary_is_killed_and_its_replica_takes_over() {
 async fn a_primary_falls_silent_and_its_replica_takes_over() {
     let Some(cluster) = Cluster::start(true) else { return };
     let (store, limiter) = load::open(Store::builder(cluster.url()).timeout(Duration::from_millis(500)));
-    let key = "tidegate:1:{all}:limit:fixed-864000000000000";
-    let slot: u16 =
-        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut cluster.servers[0].connect()).unwrap();
+    let slot = cluster.slot("all");
     assert!(slot <= 5460, "{slot} is not a slot of the first server");
     assert_eq!(load::ask(&limiter).await.granted, 1);
     cluster.servers[0].signal("STOP");
