@@ -7,8 +7,6 @@ use loom::thread;
 
 use super::support::{LoomClock, model, model_of_three, model_up_to};
 use crate::clock::Clock;
-#[cfg(feature = "keyed")]
-use crate::keyed::KeyPolicy;
 use crate::policy::atomic_word::update;
 use crate::policy::state::BucketState;
 use crate::policy::window::stamp;
@@ -459,15 +457,6 @@ fn of_two_changes_neither_is_lost() {
             assert_eq!((both.0.rate(), both.0.burst()), (rate("2/20s"), burst));
         });
     }
-}
-
-/// A key that has followed the terms of all keys until now.
-#[cfg(feature = "keyed")]
-#[test]
-fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
-    let of_a_key = |bucket: (TokenBucket, BucketState)| (KeyPolicy::new(bucket.0, None), bucket.1);
-    race(move || of_a_key(bucket("2/2s", 2, (1, NOW))()), to("2/20s"), 1);
-    race(move || of_a_key(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))()), to("2/20s"), 0);
 }
 
 /// Starts with half a permit. With an empty bucket a change may leave the state as it is, and then

@@ -11,8 +11,8 @@ use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
 use crate::keyed::plan::{Plan, Plans};
-use crate::keyed::table::{Found, KeyLimiter, Table};
-use crate::limiter::Pause;
+use crate::keyed::table::{Found, Table};
+use crate::limiter::{Pause, RateLimiter};
 use crate::line::deferred::Deferred;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
@@ -252,7 +252,7 @@ fn a_state_moves_into_a_line_and_back_whole() {
 }
 
 /// Two calls use the key limiter of a key at once. The call that ends last settles it.
-fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
+fn two_calls_leave(leave: fn(&Keys, RateLimiter<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
@@ -269,7 +269,7 @@ fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
     });
 }
 
-fn number(line: &KeyLimiter<TokenBucket, LoomClock>) -> u64 {
+fn number(line: &RateLimiter<TokenBucket, LoomClock>) -> u64 {
     line.shared.number
 }
 
@@ -322,7 +322,7 @@ fn a_line_that_is_made_meanwhile_is_in_shadow() {
 fn broken_a_line_that_is_made_meanwhile_is_in_shadow() {
     entering_shadow_against_a_line(|keys| {
         for shard in &keys.shards {
-            write(shard).all_limiters().for_each(|(_, line)| line.shared.set_shadow(true));
+            write(shard).all_limiters().for_each(|(_, line)| line.limiter.shared.set_shadow(true));
         }
         keys.shadow.store(true, Ordering::Relaxed);
     });
@@ -440,7 +440,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
         |keys| {
             let mut deferred = Deferred::new();
             for (_, line) in write(&keys.shards[0]).all_limiters() {
-                line.shared.change_with_all(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
+                line.change_with_all(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
             }
             let old = keys.policy();
             change_states(keys, &old);

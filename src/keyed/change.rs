@@ -41,7 +41,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use super::entries::EntriesMut;
-use super::key_policy::KeyPolicy;
+use super::key_limiters::KeyLimiter;
 use super::replan::Converted;
 use super::shard::Shard;
 use super::table::Table;
@@ -51,6 +51,7 @@ use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
 use crate::line::rule::{Rule, Single};
+use crate::line::settings::Drift;
 use crate::line::visit::Visit;
 use crate::policy::{Change, Policy};
 use crate::sync::{ShardLock, lock, write};
@@ -84,7 +85,7 @@ where
                 self.change_shard(shard, change, now, &mut deferred);
             }
             let at = self.now_or(now, &mut deferred);
-            self.overflow.shared.change_with_all(change, at, &mut deferred);
+            self.overflow.change_with_all(change, at, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
@@ -116,7 +117,7 @@ where
         // Key limiters change first: requests take permits from a key limiter without the shard's
         // lock.
         for (_, limiter) in shard.all_limiters() {
-            deferred.run_with(|deferred| limiter.shared.change_with_all(change, at, deferred));
+            deferred.run_with(|deferred| limiter.change_with_all(change, at, deferred));
         }
         match shard.entries_mut() {
             EntriesMut::Plain(known) => {
@@ -140,44 +141,42 @@ where
     }
 }
 
-impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
+impl<P: Policy, C: Timer> KeyLimiter<P, C> {
     /// Applies a change of all keys, made at `at`, unless the key has a plan or its own terms.
-    pub(crate) fn change_with_all(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred) {
-        let policy = &self.rule.policy;
-        // The policy is stored under the lock of the shard, which the caller holds.
-        if policy.is_common() {
-            self.follow(deferred, change.only_part(), at, |state, now| {
-                let level = policy.policy().change_now(state, at, now, change)?;
-                if policy.terms().is_some() {
-                    // These terms stay as they are; only the policy of the shard changes.
-                    policy.set_apart(true);
-                }
-                Ok(level)
+    pub(crate) fn change_with_all(&self, change: Change, at: Nanos, deferred: &mut Deferred) {
+        if self.is_common() {
+            let policy = self.limiter.policy();
+            // Common terms that a plan left stay as they are; only the policy of the shard changes.
+            let drift = if self.terms.is_some() { Drift::Apart } else { Drift::None };
+            self.limiter.shared.follow(deferred, (change.only_part(), drift), at, |state, now| {
+                policy.change_now(state, at, now, change)
             });
         }
     }
+}
 
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Changes the terms of one part of a key limiter, or of all parts, unless the key has its own
     /// terms. Returns `false` if the policy refused the change. `change` can read the clock; the
     /// change of all keys began at `at`.
     ///
     /// Like [`change`](Shared::change), but the caller holds the lock of a shard: user code is left
     /// in `deferred`.
-    pub(crate) fn follow(
+    pub(super) fn follow(
         self: &Arc<Self>,
         deferred: &mut Deferred,
-        only: Option<usize>,
+        (only, drift): (Option<usize>, Drift),
         at: Nanos,
         change: impl FnOnce(&P::State, &dyn Fn() -> Nanos) -> Result<u64, PolicyError>,
     ) -> bool {
-        let Single { policy, state } = &self.rule;
         self.with_all(at, deferred, |line, visit| {
-            if policy.is_own() {
+            if line.settings.has_own_terms() {
                 return true;
             }
             let deferred = RefCell::new(&mut *visit.deferred);
             let now = || self.now_within(at, &deferred);
-            let changed = line.change(visit.rule, only, || change(state, &now)).is_ok();
+            let change = || change(&visit.rule.state, &now);
+            let changed = line.change(visit.rule, only, drift, change).is_ok();
             if changed {
                 self.weigh_anew(line, visit);
             }

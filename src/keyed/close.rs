@@ -35,7 +35,7 @@ where
         // Relaxed: a request that counts a new key reads the latest count, including the flag.
         let was_open = self.count.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0;
         let mut removed = Removed::<K, P, C>::new();
-        let mut limiters = vec![self.overflow.clone()];
+        let mut limiters = vec![self.overflow.limiter.clone()];
         for shard in &self.shards {
             let mut shard = write(shard);
             let slots = shard.entries().slot_count();
@@ -45,7 +45,7 @@ where
                 removed.key(entry);
             }
             // A key limiter with another handle does not become a known key again.
-            limiters.extend(shard.all_limiters().map(|(_, limiter)| limiter.clone()));
+            limiters.extend(shard.all_limiters().map(|(_, of_key)| of_key.limiter.clone()));
         }
         // A waker that panics does not keep the other key limiters open.
         let mut deferred = Deferred::new();

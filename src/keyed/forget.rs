@@ -36,11 +36,12 @@
 use std::hash::Hash;
 
 use super::WhenKeysFull;
+use super::key_limiters::KeyLimiter;
 use super::pause::may_forget;
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use super::slots::Slots;
-use super::table::{KeyLimiter, SEARCH, Table};
+use super::table::{SEARCH, Table};
 use crate::clock::Timer;
 use crate::policy::Policy;
 use crate::sync::{Ordering, read, write};
@@ -121,11 +122,10 @@ where
     }
 
     /// Returns whether a key limiter can become a known key again, or be forgotten.
-    fn can_settle(limiter: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
+    fn can_settle(of_key: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
+        let KeyLimiter { limiter, .. } = of_key;
         limiter.is_idle()
-            && !limiter.policy().is_own()
-            && (limiter.policy().shares_states()
-                || may_forget(limiter.policy(), limiter.state(), now, emptied))
+            && (of_key.shares_states() || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
 
     /// Settles the idle key limiters at some slots. If `forgets` is set, or if their states cannot
@@ -147,11 +147,12 @@ where
         let (mut entries, Some(limiters)) = shard.parts() else { return false };
         let mut forgot = false;
         for slot in slots {
-            let Some((key, limiter)) = limiters.at(slot) else { continue };
-            if !Self::can_settle(limiter, now, emptied) {
+            let Some((key, of_key)) = limiters.at(slot) else { continue };
+            let KeyLimiter { limiter, .. } = of_key;
+            if !Self::can_settle(of_key, now, emptied) {
                 continue;
             }
-            if (forgets || !limiter.policy().shares_states())
+            if (forgets || !of_key.shares_states())
                 && may_forget(limiter.policy(), limiter.state(), now, emptied)
             {
                 if let Some(entry) = limiters.remove_at(slot) {
@@ -164,15 +165,14 @@ where
             // `Hash` may panic, so it runs before the state moves.
             let hash = self.hash_of(key);
             entries.reserve(|known| self.hash_of(known));
-            let terms = limiter.policy().terms().cloned();
-            limiters.replace_at(slot, |key, limiter| match limiter.into_state() {
+            limiters.replace_at(slot, |key, KeyLimiter { limiter, terms }| match limiter.into_state() {
                 Ok((state, rest)) => {
                     entries.insert(hash, (key, terms, state));
                     removed.rests.push(rest);
                     None
                 }
                 // Another handle exists at this moment: the handle of an alarm that is firing.
-                Err(limiter) => Some((key, limiter)),
+                Err(limiter) => Some((key, KeyLimiter { limiter, terms })),
             });
         }
         forgot
@@ -184,7 +184,7 @@ where
         let lock = self.shard(hash);
         let slot = |shard: &Shard<K, P, C>, now| {
             let limiters = shard.limiters().filter(|_| shard.hold().is_none())?;
-            let slot = limiters.slot_of(hash, |limiter| limiter.shared.number == number)?;
+            let slot = limiters.slot_of(hash, |of_key| of_key.limiter.shared.number == number)?;
             Self::can_settle(&limiters.at(slot)?.1, now, shard.emptied()).then_some(slot)
         };
         let now = self.clock.now();
@@ -229,7 +229,7 @@ where
             |slot| entries.at(slot).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
         let idle = |limiters: &Slots<K, KeyLimiter<P, C>>| {
             let idle =
-                |slot| limiters.at(slot).is_some_and(|(_, limiter)| Self::can_settle(limiter, now, emptied));
+                |slot| limiters.at(slot).is_some_and(|(_, of_key)| Self::can_settle(of_key, now, emptied));
             limiters.slots_from(first, self.search).any(idle)
         };
         entries.slots_from(first, self.search).any(fresh)

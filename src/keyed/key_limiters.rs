@@ -6,22 +6,49 @@ use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::key_policy::KeyPolicy;
 use super::key_ref::KeyRef;
-use super::table::{Found, KeyLimiter, Step, Table};
+use super::table::{Found, Step, Table};
+use super::terms::Terms;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
-use crate::limiter::events::Events;
-use crate::line::all_waiters::AllWaiters;
 use crate::line::deferred::run_in_drop;
+use crate::line::settings::Drift;
 use crate::policy::Policy;
+use crate::sync::lock;
+
+/// A key limiter in its shard.
+pub(crate) struct KeyLimiter<P: Policy, C: Timer> {
+    /// Its policy is a copy from the start, so that requests that run during a change read the
+    /// policy that changes.
+    pub(crate) limiter: RateLimiter<P, C>,
+    /// The terms that the policy was copied from, or that a `replan` gave to it; `None` means the
+    /// terms of the shard.
+    pub(super) terms: Option<Arc<Terms<P>>>,
+}
+
+impl<P: Policy, C: Timer> KeyLimiter<P, C> {
+    /// Returns whether a change of all keys applies to this key, unless it has its own terms.
+    pub(super) fn is_common(&self) -> bool {
+        self.terms.as_ref().is_none_or(|terms| terms.common)
+    }
+
+    /// Returns whether this key has its own terms, such as its own rate or burst.
+    pub(super) fn has_own_terms(&self) -> bool {
+        lock(&self.limiter.shared.line).settings.has_own_terms()
+    }
+
+    /// Returns whether its policy and the terms read a state in the same way.
+    pub(super) fn shares_states(&self) -> bool {
+        lock(&self.limiter.shared.line).settings.drift == Drift::None
+    }
+}
 
 /// A key limiter that a call uses. When the call ends and the key limiter is idle, its key becomes
 /// a known key again.
 pub(crate) struct LimiterGuard<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     /// Dropped first: `_leave` must see the table's handle as the only one.
-    limiter: KeyLimiter<P, C>,
+    limiter: RateLimiter<P, C>,
     _leave: Leave<'a, K, P, C>,
 }
 
@@ -33,9 +60,9 @@ struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
 }
 
 impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for LimiterGuard<'_, K, P, C> {
-    type Target = KeyLimiter<P, C>;
+    type Target = RateLimiter<P, C>;
 
-    fn deref(&self) -> &KeyLimiter<P, C> {
+    fn deref(&self) -> &RateLimiter<P, C> {
         &self.limiter
     }
 }
@@ -53,13 +80,13 @@ where
     C: Timer + Clone,
 {
     /// Lends a key limiter of the table, or the shared key limiter, to a call.
-    pub(super) fn guard_limiter(&self, hash: u64, limiter: KeyLimiter<P, C>) -> LimiterGuard<'_, K, P, C> {
+    pub(super) fn guard_limiter(&self, hash: u64, limiter: RateLimiter<P, C>) -> LimiterGuard<'_, K, P, C> {
         let number = limiter.shared.number;
         LimiterGuard { limiter, _leave: Leave { table: self, hash, number } }
     }
 
     /// Returns the limiter of a key, or the shared limiter if there is no room.
-    pub(crate) fn limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal> {
+    pub(crate) fn limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<RateLimiter<P, C>, Refusal> {
         self.or_shared(self.own_limiter(key), |shared| shared)
     }
 
@@ -109,17 +136,17 @@ where
     /// the limiter of the key if it has one. Otherwise it is a limiter that is in no table, so a
     /// new key stays unknown.
     #[cold]
-    pub(crate) fn limiter_for_exempt<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> KeyLimiter<P, C> {
+    pub(crate) fn limiter_for_exempt<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> RateLimiter<P, C> {
         if let Found::Limiter(limiter) = self.find(key, |_, _, _| ()) {
             return limiter;
         }
         let (policy, events) = (self.policy(), self.events.as_ref().map(|observer| observer.of(key)));
         let state = policy.start(self.clock.now());
-        new_limiter(KeyPolicy::new(policy, None), state, self.clock.clone(), events, &self.all_waiters)
+        RateLimiter::with_state(policy, state, self.clock.clone(), events, self.all_waiters.clone())
     }
 
     /// Returns the limiter of a key. The key has a key limiter from then on.
-    pub(crate) fn own_limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal> {
+    pub(crate) fn own_limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<RateLimiter<P, C>, Refusal> {
         let hash = self.hash_of(key);
         let is_known = match self.find_hashed(hash, key, |_, _, _| ()) {
             Found::Limiter(limiter) => return Ok(limiter),
@@ -158,31 +185,16 @@ where
                 }),
             };
             let Some((key, terms, state)) = moved else { return Step::Room };
-            let limiter =
-                new_limiter(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.all_waiters);
+            let all_waiters = self.all_waiters.clone();
+            let limiter = RateLimiter::with_state(policy, state, clock, events.clone(), all_waiters);
             if let Some(hold) = hold {
                 limiter.shared.begin_in_hold(hold);
             }
             if self.is_shadow() {
                 limiter.shared.begin_in_shadow();
             }
-            limiters.insert(hash, key, limiter.clone());
+            limiters.insert(hash, key, KeyLimiter { limiter: limiter.clone(), terms });
             Step::Done(limiter)
         })
     }
-}
-
-/// Creates a limiter that continues with a state. Runs no user code.
-pub(super) fn new_limiter<P, C>(
-    policy: KeyPolicy<P>,
-    state: P::State,
-    clock: C,
-    events: Option<Arc<dyn Events>>,
-    all_waiters: &Arc<AllWaiters>,
-) -> KeyLimiter<P, C>
-where
-    P: Policy,
-    C: Timer,
-{
-    RateLimiter::with_state(policy, state, clock, events, all_waiters.clone())
 }

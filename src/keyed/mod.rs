@@ -10,7 +10,6 @@ pub(crate) mod events;
 mod forget;
 mod hashes;
 mod key_limiters;
-mod key_policy;
 mod key_ref;
 pub(crate) mod pause;
 pub(crate) mod plan;
@@ -24,7 +23,6 @@ mod terms;
 
 pub use counting::{KeyedCountingLimit, KeyedCountingPermit};
 pub use events::KeyEvents;
-pub use key_policy::KeyPolicy;
 pub use plan::Plan;
 
 use std::borrow::Borrow;
@@ -571,11 +569,7 @@ where
     /// # Errors
     ///
     /// The errors of [`acquire_many`](KeyedRateLimiter::acquire_many).
-    pub fn reserve<Q>(
-        &self,
-        key: &Q,
-        request: impl Into<Request>,
-    ) -> Result<Reservation<KeyPolicy<P>, C>, Refusal>
+    pub fn reserve<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Reservation<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -619,7 +613,7 @@ where
     /// assert_eq!(users.limiter("alice")?.rate(), Rate::per_second(50));
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
-    pub fn limiter<Q>(&self, key: &Q) -> Result<RateLimiter<KeyPolicy<P>, C>, Refusal>
+    pub fn limiter<Q>(&self, key: &Q) -> Result<RateLimiter<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,

@@ -38,6 +38,7 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
+use super::key_limiters::KeyLimiter;
 use super::shard::{Locked, Shard};
 use super::table::Table;
 use crate::clock::Timer;
@@ -310,13 +311,13 @@ where
                 hold.keeps_permits &= pause.keeps_permits;
                 hold.recheck_at = hold.opens;
                 shard.set_hold(Some(hold));
-                for (_, limiter) in shard.all_limiters() {
+                for (_, KeyLimiter { limiter, .. }) in shard.all_limiters() {
                     deferred.run_with(|deferred| {
                         limiter.shared.pause_with_all(now, until, pause.keeps_permits, deferred)
                     });
                 }
             }
-            self.overflow.shared.pause_with_all(now, until, pause.keeps_permits, &mut deferred);
+            self.overflow.limiter.shared.pause_with_all(now, until, pause.keeps_permits, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
         // No lock of a shard is held here, because this wakes tasks.
@@ -352,11 +353,11 @@ where
                     shard.resumes_at(hold.begin, now, false, &mut deferred);
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
                 }
-                for (_, limiter) in shard.all_limiters() {
+                for (_, KeyLimiter { limiter, .. }) in shard.all_limiters() {
                     deferred.run_with(|deferred| limiter.shared.resume_with_all(now, deferred));
                 }
             }
-            self.overflow.shared.resume_with_all(now, &mut deferred);
+            self.overflow.limiter.shared.resume_with_all(now, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);

@@ -4,8 +4,7 @@
 //! call the limiter. A section that takes an entry out of the table moves the entry here. The call
 //! drops the entry when it holds no lock and its own request is decided.
 
-use super::key_policy::KeyPolicy;
-use super::table::KeyLimiter;
+use super::key_limiters::KeyLimiter;
 use super::terms::Entry;
 use crate::clock::Timer;
 use crate::limiter::Rest;
@@ -18,7 +17,7 @@ pub(crate) struct Removed<K, P: Policy, C: Timer> {
     pub(crate) known: Vec<Entry<K, P>>,
     pub(crate) limiters: Vec<(K, KeyLimiter<P, C>)>,
     /// The remains of settled key limiters. Their keys and states are back in the table.
-    pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
+    pub(crate) rests: Vec<Rest<P, C>>,
 }
 
 impl<K, P: Policy, C: Timer> Removed<K, P, C> {

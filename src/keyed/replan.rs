@@ -7,14 +7,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::entries::EntriesMut;
-use super::key_policy::KeyPolicy;
+use super::key_limiters::KeyLimiter;
 use super::shard::Shard;
 use super::table::Table;
 use super::terms::{Planned, Terms};
 use crate::clock::Timer;
-use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::rule::Single;
+use crate::line::settings::Drift;
 use crate::policy::{Change, Keep, Policy};
 use crate::sync::{read, write};
 use crate::time::Nanos;
@@ -75,17 +74,13 @@ where
         let mut kept = 0;
         let mut converted = Converted::new();
         for (key, hash, terms) in slice {
-            if let Some(limiter) = shard.limiter(*hash, *key) {
-                let new = shard.policy_of(terms);
+            let policy = shard.policy.clone();
+            let (EntriesMut::Planned(known), Some(limiters)) = shard.parts() else { continue };
+            if let Some(limiter) = limiters.find_mut(*hash, *key) {
                 let done =
-                    deferred.run_with(|deferred| limiter.shared.replan(new, terms.is_none(), at, deferred));
+                    deferred.run_with(|deferred| limiter.replan(&policy, terms.as_ref(), at, deferred));
                 kept += usize::from(done != Some(true));
-                continue;
-            }
-            let (policy, EntriesMut::Planned(known)) = (shard.policy.clone(), shard.entries_mut()) else {
-                continue;
-            };
-            if let Some(planned) = known.find_mut(*hash, *key) {
+            } else if let Some(planned) = known.find_mut(*hash, *key) {
                 let mut drops = Vec::new();
                 deferred.run(|| planned.replan(&policy, terms.as_ref(), at, &mut converted, &mut drops));
                 deferred.drops.append(&mut drops);
@@ -196,31 +191,36 @@ impl<P: Policy + Clone> Converted<P> {
     }
 }
 
-impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
-    /// Gives the key of a key limiter other terms, unless it has its own terms. `common` says
-    /// whether these are the terms of all keys. Returns `false` if the key limiter keeps its old
-    /// terms for now.
+impl<P: Policy, C: Timer> KeyLimiter<P, C> {
+    /// Gives the key of a key limiter other terms, unless it has its own terms; `None` means the
+    /// terms of its shard. Returns `false` if the key limiter keeps its old terms for now.
     ///
     /// The caller holds the lock of a shard: user code is left in `deferred`.
-    pub(crate) fn replan(
-        self: &Arc<Self>,
-        new: &P,
-        common: bool,
+    fn replan(
+        &mut self,
+        common: &P,
+        new: Option<&Arc<Terms<P>>>,
         at: Nanos,
         deferred: &mut Deferred,
     ) -> bool {
-        let policy = &self.rule.policy;
-        let change = policy.policy().change_to(new);
-        let is_same = change.is_some() && change == policy.policy().change_to(policy.policy());
-        if policy.is_own() || (is_same && policy.is_common() == common) {
+        let policy = self.limiter.policy();
+        let change = policy.change_to(new.map_or(common, |terms| &terms.policy));
+        let is_same = change.is_some() && change == policy.change_to(policy);
+        if self.has_own_terms() || (is_same && self.is_common() == new.is_none()) {
             return true;
         }
         let Some(change) = change else { return false };
-        self.follow(deferred, change.only_part(), at, |state, now| {
-            let change = keep_fresh(change, policy.policy(), state, at);
-            let level = policy.policy().change_now(state, at, now, change)?;
-            policy.set_apart(common);
-            Ok(level)
-        })
+        let (terms, mut old) = (&mut self.terms, None);
+        let changed =
+            self.limiter.shared.follow(deferred, (change.only_part(), Drift::Apart), at, |state, now| {
+                let change = keep_fresh(change, policy, state, at);
+                let level = policy.change_now(state, at, now, change)?;
+                old = std::mem::replace(terms, new.cloned());
+                Ok(level)
+            });
+        if let Some(old) = old {
+            deferred.drops.push(Box::pin(old));
+        }
+        changed
     }
 }

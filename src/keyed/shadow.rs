@@ -18,6 +18,7 @@
 
 use std::sync::Arc;
 
+use super::key_limiters::KeyLimiter;
 use super::table::Table;
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -45,19 +46,19 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Turns shadow mode of all keys on or off.
     pub(crate) fn set_shadow(&self, shadow: bool) {
         let mut deferred = Deferred::new();
-        let mut limiters = vec![self.overflow.clone()];
+        let mut limiters = vec![self.overflow.limiter.clone()];
         {
             let _one_at_a_time = lock(&self.changing);
             // Relaxed: as in `is_shadow`.
             self.shadow.store(shadow, Ordering::Relaxed);
             for shard in &self.shards {
                 let shard = write(shard);
-                for (_, limiter) in shard.all_limiters() {
+                for (_, KeyLimiter { limiter, .. }) in shard.all_limiters() {
                     deferred.run_with(|deferred| limiter.shared.shadow_with_all(shadow, deferred));
                     limiters.push(limiter.clone());
                 }
             }
-            self.overflow.shared.shadow_with_all(shadow, &mut deferred);
+            self.overflow.limiter.shared.shadow_with_all(shadow, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);

@@ -4,12 +4,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::entries::{Entries, EntriesMut};
+use super::key_limiters::KeyLimiter;
 use super::key_ref::Matches;
 use super::pause::Hold;
 use super::slots::Slots;
-use super::table::KeyLimiter;
 use super::terms::{Planned, Terms};
 use crate::clock::Timer;
+use crate::limiter::RateLimiter;
 use crate::policy::Policy;
 use crate::sync::ShardLock;
 use crate::time::Nanos;
@@ -157,8 +158,8 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         *hold = new;
     }
 
-    pub(super) fn limiter<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<&KeyLimiter<P, C>> {
-        self.more.as_ref()?.limiters.find(hash, key)
+    pub(super) fn limiter<Q: Matches<K> + ?Sized>(&self, hash: u64, key: &Q) -> Option<&RateLimiter<P, C>> {
+        self.more.as_ref()?.limiters.find(hash, key).map(|of_key| &of_key.limiter)
     }
 
     /// Returns the policy of a key with these terms.

@@ -77,8 +77,7 @@ use std::time::Duration;
 use super::WhenKeysFull;
 use super::events::KeyedObserver;
 use super::hashes::Hashes;
-use super::key_limiters::{LimiterGuard, new_limiter};
-use super::key_policy::KeyPolicy;
+use super::key_limiters::{KeyLimiter, LimiterGuard};
 use super::key_ref::{KeyRef, Matches};
 use super::pause::Hold;
 use super::plan::{NewKey, Plans};
@@ -177,11 +176,9 @@ pub(crate) enum Found<T, L> {
     Unknown,
 }
 
-pub(crate) type KeyLimiter<P, C> = RateLimiter<KeyPolicy<P>, C>;
-
 /// The decision on a request, or the key limiter that must decide. A known key without a decision
 /// needs a key limiter.
-type Decision<P, C> = Found<Option<Result<Grant, Refusal>>, KeyLimiter<P, C>>;
+type Decision<P, C> = Found<Option<Result<Grant, Refusal>>, RateLimiter<P, C>>;
 
 /// The grant of a request, or the key limiter at which the request waits.
 pub(crate) enum Attempt<L> {
@@ -190,7 +187,7 @@ pub(crate) enum Attempt<L> {
 }
 
 /// A key, and its status or the key limiter that has its status.
-type Snapshot<K, P, C> = (K, Found<Status, KeyLimiter<P, C>>);
+type Snapshot<K, P, C> = (K, Found<Status, RateLimiter<P, C>>);
 
 /// How far a request for a slot got under the lock.
 pub(super) enum Step<T> {
@@ -242,7 +239,7 @@ where
         // The overflow limiter has no key to report.
         let all = events.as_ref().and_then(KeyedObserver::all).cloned();
         let overflow =
-            new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), all, &all_waiters);
+            RateLimiter::with_state(P::clone(&policy), state, clock.clone(), all, all_waiters.clone());
         let shard = match plans {
             Some(_) => Shard::with_plans,
             None => Shard::new,
@@ -257,7 +254,7 @@ where
             search: if max_keys <= SMALL { usize::MAX } else { SEARCH },
             search_count: AtomicUsize::new(0),
             in_vain: AtomicUsize::new(0),
-            overflow,
+            overflow: KeyLimiter { limiter: overflow, terms: None },
             changing: Mutex::new(()),
             events,
             all_waiters,
@@ -437,8 +434,8 @@ where
 
     /// Returns the limiter of the keys without room, if those keys share one and a new key would
     /// find no room.
-    pub(crate) fn shared(&self) -> Option<&KeyLimiter<P, C>> {
-        (self.may_share() && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
+    pub(crate) fn shared(&self) -> Option<&RateLimiter<P, C>> {
+        (self.may_share() && !self.can_make_room(self.clock.now())).then_some(&self.overflow.limiter)
     }
 
     /// Takes what a request asks for from a key that may be new, or returns the key limiter that
@@ -472,7 +469,7 @@ where
         &self,
         key: &Q,
         work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
-    ) -> Found<T, KeyLimiter<P, C>> {
+    ) -> Found<T, RateLimiter<P, C>> {
         self.find_hashed(self.hash_of(key), key, work)
     }
 
@@ -481,7 +478,7 @@ where
         hash: u64,
         key: &Q,
         work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
-    ) -> Found<T, KeyLimiter<P, C>> {
+    ) -> Found<T, RateLimiter<P, C>> {
         let shard = self.read_current(hash);
         if let Some(limiter) = shard.limiter(hash, key) {
             return Found::Limiter(limiter.clone());
@@ -580,10 +577,10 @@ where
     pub(super) fn or_shared<T>(
         &self,
         found: Result<T, Refusal>,
-        shared: fn(KeyLimiter<P, C>) -> T,
+        shared: fn(RateLimiter<P, C>) -> T,
     ) -> Result<T, Refusal> {
         found.or_else(|refusal| match self.when_full {
-            WhenKeysFull::ShareOne => Ok(shared(self.overflow.clone())),
+            WhenKeysFull::ShareOne => Ok(shared(self.overflow.limiter.clone())),
             WhenKeysFull::RefuseNew | WhenKeysFull::EvictLeastUsed => Err(refusal),
         })
     }
@@ -801,8 +798,9 @@ where
             let known = known.map(|(key, policy, state)| {
                 (key.clone(), Found::Known(status(policy, state, shard.hold(), now)))
             });
-            let limiters =
-                shard.all_limiters().map(|(key, limiter)| (key.clone(), Found::Limiter(limiter.clone())));
+            let limiters = shard
+                .all_limiters()
+                .map(|(key, of_key)| (key.clone(), Found::Limiter(of_key.limiter.clone())));
             known.chain(limiters).collect()
         })
     }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::line::rule::Single;
+use crate::line::settings::Drift;
 use crate::policy::{AnyPolicy, ConfigError, Keep, PolicyConfig, Step};
 
 impl<C: Timer> RateLimiter<AnyPolicy, C> {
@@ -78,7 +79,7 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
             let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
             let now = || self.shared.now_within(at, &deferred);
             let make = || policy.make_step(state, at, &now, step, keep);
-            line.change(&self.shared.rule, None, make)?;
+            line.change(&self.shared.rule, None, Drift::Own, make)?;
             self.shared.weigh_anew(line, visit);
             Ok(())
         })

@@ -7,6 +7,7 @@ use crate::error::PolicyError;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::rule::{Rule, Single};
+use crate::line::settings::Drift;
 use crate::line::visit::Visit;
 use crate::policy::{Change, Policy};
 use crate::sync::Ordering;
@@ -25,7 +26,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         self.serve_then(|line, visit| {
             let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
             let make = || policy.change_now(state, at, &|| self.now_within(at, &deferred), change);
-            line.change(&self.rule, change.only_part(), make)?;
+            let drift = if change.has_terms() { Drift::Own } else { Drift::Apart };
+            line.change(&self.rule, change.only_part(), drift, make)?;
             self.weigh_anew(line, visit);
             Ok(())
         })

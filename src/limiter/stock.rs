@@ -4,6 +4,7 @@ use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::shared::Shared;
 use crate::line::rule::{Rule, Single};
+use crate::line::settings::Drift;
 use crate::policy::{Change, Policy};
 use crate::time::Nanos;
 
@@ -56,7 +57,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             let resumed = line.reset_pause();
             self.lateness.clear();
             // No policy refuses a reset.
-            let _ = line.change(&self.rule, None, || policy.change(state, visit.now, Change::reset()));
+            let reset = || policy.change(state, visit.now, Change::reset());
+            let _ = line.change(&self.rule, None, Drift::Apart, reset);
             self.retime(line, visit);
             resumed
         });

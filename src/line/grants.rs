@@ -12,6 +12,7 @@
 use crate::clock::Timer;
 use crate::line::Line;
 use crate::line::rule::Rule;
+use crate::line::settings::Drift;
 use crate::line::undo_log::{Measure, PerPart};
 use crate::line::visit::Visit;
 use crate::time::Nanos;
@@ -172,11 +173,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Changes the terms of one part, or of all, and notes the level that `change` leaves. A pace
-    /// keeps its permits.
+    /// keeps its permits. The policy has drifted at least to `drift` from then on.
     pub(crate) fn change<E>(
         &mut self,
         rule: &R,
         only: Option<usize>,
+        drift: Drift,
         change: impl FnOnce() -> Result<u64, E>,
     ) -> Result<(), E> {
         self.memo.set(None);
@@ -184,6 +186,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let paces = self.terms_of_paces(rule);
         let level = change()?;
+        self.settings.drift = self.settings.drift.max(drift);
         self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);
         self.convert_paces(rule, &paces);
         Ok(())

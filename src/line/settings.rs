@@ -29,6 +29,22 @@ pub(crate) struct Settings {
     /// `None` if no permits are kept.
     pub(crate) kept: Option<KeptShare>,
     pub(crate) bounds: QueueBounds,
+    /// How far the policy has drifted from the policy that it was copied from.
+    pub(crate) drift: Drift,
+}
+
+/// How far a policy has drifted from the policy that it was copied from. Only the policy of a key
+/// is a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Drift {
+    /// Both policies read a state in the same way.
+    None,
+    /// The policy was changed without the policy that it was copied from. Then the two policies may
+    /// read one state differently: they may differ in the time at which a refill stopped, or in the
+    /// version of a window's terms.
+    Apart,
+    /// The policy has its own terms, and follows neither changes of all keys nor plans.
+    Own,
 }
 
 /// Permits that are kept for requests of a priority or a higher one.
@@ -51,6 +67,7 @@ impl Settings {
             shadow_with_all: false,
             kept: None,
             bounds: QueueBounds::UNBOUNDED,
+            drift: Drift::None,
         }
     }
 
@@ -62,6 +79,12 @@ impl Settings {
     #[cfg(feature = "keyed")]
     pub(crate) fn is_unbounded(&self) -> bool {
         self.bounds == QueueBounds::UNBOUNDED
+    }
+
+    /// Returns whether the policy has its own terms, and not those of all keys or of a plan.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn has_own_terms(&self) -> bool {
+        self.drift == Drift::Own
     }
 
     /// Returns the end of the latest pause, for a call that reads this time. A pause that has ended

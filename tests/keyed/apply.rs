@@ -54,3 +54,20 @@ fn what_no_change_leads_to_changes_nothing() -> Result<(), Box<dyn std::error::E
     assert_eq!(keys.try_acquire(&1).map(drop), Err(Refusal::Limited { retry_after }));
     Ok(())
 }
+
+/// The policy of a key may become another kind, which its state in the table cannot have. So the
+/// key keeps its limiter.
+#[test]
+fn a_key_with_another_kind_of_policy_keeps_it() -> Result<(), Box<dyn std::error::Error>> {
+    let clock = ManualClock::new();
+    let keys: Keys = KeyedRateLimiter::with_clock("token_bucket 1/s burst 1".parse()?, 10, clock.clone());
+    keys.limiter(&1)?.apply(&config("fixed_window 2/min"), Keep::Nothing)?;
+    clock.advance(Duration::from_secs(3600));
+    keys.sweep();
+    keys.apply_all(&config("token_bucket 1/s burst 5"), Keep::Count)?;
+    assert_eq!([1, 2].map(|key| keys.status(&key).limit), [2, 5]);
+    assert_eq!([1, 1, 1].map(|key| keys.try_acquire(&key).is_ok()), [true, true, false]);
+    assert!(keys.remove(&1));
+    assert_eq!(keys.status(&1).limit, 5);
+    Ok(())
+}

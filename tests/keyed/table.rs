@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::support::polled::{Future, poll};
 use crate::support::{MS, spawn_pending};
 use proptest::prelude::*;
-use tidegate::keyed::KeyPolicy;
 use tidegate::{
     AnyKeyed, AnyPolicy, Clock, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal,
     Request, SmoothBursty, Statistics, TokenBucket, WhenKeysFull,
@@ -314,7 +313,7 @@ fn any_policy_can_be_keyed() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-type Line = RateLimiter<KeyPolicy<TokenBucket>, ManualClock>;
+type Line = RateLimiter<TokenBucket, ManualClock>;
 
 fn is_shareable<T: Send + Sync + 'static>(_: &T) {}
 

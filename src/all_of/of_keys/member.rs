@@ -16,8 +16,9 @@ use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::keyed::pause::Hold;
-use crate::keyed::table::{Attempt, Found, KeyLimiter, Table};
-use crate::keyed::{KeyPolicy, KeyedCountingLimit, KeyedRateLimiter};
+use crate::keyed::table::{Attempt, Found, Table};
+use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
+use crate::limiter::RateLimiter;
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -80,7 +81,7 @@ pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) of: PhantomData<fn(&R)>,
 }
 
-fn handle<P: Policy + Clone, C: Timer>(limiter: &KeyLimiter<P, C>) -> Handle<KeyPolicy<P>, C> {
+fn handle<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Handle<P, C> {
     Handle(limiter.shared.clone())
 }
 
@@ -145,7 +146,7 @@ where
             let paused = hold.is_some_and(|hold| now < hold.opens);
             Ok(Wait { time: due.saturating_since(now), paused })
         };
-        let predict_wait_at = |limiter: &KeyLimiter<P, C>| {
+        let predict_wait_at = |limiter: &RateLimiter<P, C>| {
             let member = handle(limiter);
             member.check(n, priority)?;
             Ok(member.predict_wait(n, priority))
