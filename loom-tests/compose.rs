@@ -7,8 +7,9 @@ use loom::thread;
 
 use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, model, model_of_three};
 use crate::all_of::all::{All, Entry, Kind};
-use crate::all_of::member::{Handle, Member};
+use crate::all_of::member::Member;
 use crate::all_of::weights::Weights;
+use crate::limiter::RateLimiter;
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
@@ -29,11 +30,12 @@ fn bucket_of(burst: u32, clock: &LoomClock) -> Bucket {
     Arc::new(Shared::new(Single::new(policy, clock), clock.clone(), Duration::ZERO))
 }
 
+fn member(limiter: &Bucket) -> RateLimiter<TokenBucket, LoomClock> {
+    RateLimiter { shared: limiter.clone() }
+}
+
 fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
-    let entry = |limiter: &Bucket| {
-        let member = Arc::new(Handle(limiter.clone())) as Arc<dyn Member>;
-        Entry::new("one of them".into(), Kind::Rate(member))
-    };
+    let entry = |limiter: &Bucket| Entry::new("one of them".into(), Kind::Rate(Arc::new(member(limiter))));
     let members = members.map(entry).into();
     Arc::new_cyclic(|limiter| Shared::new(All::new(members, limiter.clone()), clock.clone(), Duration::ZERO))
 }
@@ -71,7 +73,7 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
         let clock = LoomClock::new();
         let (a, b) = (bucket(&clock), bucket(&clock));
         let take = |first: &Bucket, second: &Bucket| {
-            let (first, second) = (Handle(first.clone()), Handle(second.clone()));
+            let (first, second) = (member(first), member(second));
             first.take_then((1, 0), None, &mut || second.take_then((1, 0), None, &mut || Ok(()))).is_ok()
         };
         let other = {
@@ -143,7 +145,7 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
 #[test]
 fn permits_put_back_are_those_taken() {
     undo_against_a_refund(|a, b, _| {
-        let (a, b) = (Handle(a.clone()), Handle(b.clone()));
+        let (a, b) = (member(a), member(b));
         let _ = a.take_then((1, 0), None, &mut || b.take_then((1, 0), None, &mut || Ok(())));
     });
 }

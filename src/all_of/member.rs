@@ -37,6 +37,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::Left;
+use crate::limiter::RateLimiter;
 use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
 use crate::limiter::settle::SettleableGrant;
 use crate::limiter::shared::Shared;
@@ -264,10 +265,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     }
 }
 
-/// Holds an `Arc<Shared>`, so that the limiter can be notified later.
-impl<P: Policy, C: Timer> Member for Handle<P, C> {
+impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
-        let shared = &self.0;
+        let shared = &self.shared;
         let word = shared.gate_word.load();
         // A closed limiter also has the flag `PAUSED`.
         if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
@@ -279,23 +279,23 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
 
     fn changes(&self) -> u64 {
         // Acquire: see `Shared::retime_composites`.
-        self.0.changes.load(Ordering::Acquire)
+        self.shared.changes.load(Ordering::Acquire)
     }
 
     fn debit(&self, n: u32) {
-        self.0.debit(n);
+        self.shared.debit(n);
     }
 
     fn refund(&self, n: u32) {
-        self.0.refund(n);
+        self.shared.refund(n);
     }
 
     fn keep_at_most(&self, permits: u64) -> u64 {
-        self.0.keep_at_most(permits)
+        self.shared.keep_at_most(permits)
     }
 
     fn leaves(&self, seat: u64, priority: i8) -> u64 {
-        let shared = &self.0;
+        let shared = &self.shared;
         if shared.gate_word.load().has_only(OBSERVED | LATE) {
             return shared.rule.status(shared.clock.now()).available;
         }
@@ -308,23 +308,23 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 
     fn weight(&self, n: u32) -> u128 {
-        u128::from(self.0.rule.policy.weight(n))
+        u128::from(self.shared.rule.policy.weight(n))
     }
 
     fn max_wait(&self) -> Duration {
-        self.0.rule.policy.max_wait()
+        self.shared.rule.policy.max_wait()
     }
 
     fn status(&self) -> Status {
-        self.0.status()
+        self.shared.status()
     }
 
     fn number(&self) -> u64 {
-        self.0.number
+        self.shared.number
     }
 
     fn predict_wait(&self, n: u32, priority: i8) -> Wait {
-        let shared = &self.0;
+        let shared = &self.shared;
         let word = shared.gate_word.load();
         if word.has(SHADOW) {
             return Wait::NONE;
@@ -345,7 +345,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         left: Option<&mut Option<Left>>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let shared = &self.0;
+        let shared = &self.shared;
         let word = shared.gate_word.load();
         let taken = if word.needs_no_lock() {
             // Load the number before the take, so that a refund in between counts as after the
@@ -387,7 +387,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         ahead: u128,
         (n, priority): (u32, i8),
     ) -> Span {
-        let shared = &self.0;
+        let shared = &self.shared;
         let (line, now) = shared.lock_for_check();
         if line.settings.is_shadow() {
             return Span::MIN;
@@ -407,7 +407,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 
     fn is_plain(&self, own: usize) -> bool {
-        let (line, now) = self.0.lock_for_check();
+        let (line, now) = self.shared.lock_for_check();
         let settings = &line.settings;
         let is_alone = line.len() == 0 && line.seats.len() == own;
         let is_free = settings.kept.is_none() && !settings.is_restrained() && !settings.is_shadow();
@@ -415,13 +415,13 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 
     fn forecast(&self) -> Forecast {
-        let (_line, now) = self.0.lock_for_check();
-        let Single { policy, state } = &self.0.rule;
+        let (_line, now) = self.shared.lock_for_check();
+        let Single { policy, state } = &self.shared.rule;
         policy.forecast(state, now)
     }
 
     fn predict(&self, forecast: &mut Forecast, n: u32) -> Nanos {
-        let Single { policy, state } = &self.0.rule;
+        let Single { policy, state } = &self.shared.rule;
         policy.predict(state, forecast, n)
     }
 
@@ -431,11 +431,11 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         span: Option<&dyn Fn() -> Span>,
         deferred: &mut Deferred,
     ) -> Option<Nanos> {
-        let (mut line, now) = self.0.lock_for_composite(deferred);
+        let (mut line, now) = self.shared.lock_for_composite(deferred);
         let at = span.map(|span| time(now, span()));
         line.empty_at(before, at);
         // A pause that ended by now may have made times later.
-        self.0.unlock_and_recheck(line, true, 0, deferred);
+        self.shared.unlock_and_recheck(line, true, 0, deferred);
         at
     }
 
@@ -447,7 +447,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         waiter: &Weak<dyn Recheck>,
         deferred: &mut Deferred,
     ) -> (u64, Span) {
-        let shared = &self.0;
+        let shared = &self.shared;
         let (mut line, now) = shared.lock_for_composite(deferred);
         let is_new = seat == 0;
         let seat = match is_new {
@@ -466,14 +466,14 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 
     fn make_idle(&self, seat: u64, deferred: &mut Deferred) {
-        let shared = &self.0;
+        let shared = &self.shared;
         let (mut line, _) = shared.lock_for_composite(deferred);
         let news = line.seats.make_idle(&shared.rule, seat);
         shared.unlock_and_recheck(line, news, 1, deferred);
     }
 
     fn give_up(&self, seat: u64, deferred: &mut Deferred) {
-        let shared = &self.0;
+        let shared = &self.shared;
         shared.serve_unattended(deferred);
         let (mut line, _) = shared.lock_for_composite(deferred);
         let news = line.seats.give_up(&shared.rule, seat);
@@ -487,7 +487,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         (n, priority): (u32, i8),
         deferred: &mut Deferred,
     ) -> Result<Box<dyn MemberGrant>, Refusal> {
-        let shared = &self.0;
+        let shared = &self.shared;
         let (mut line, now) = shared.lock_for_composite(deferred);
         let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand::exactly(&n, priority));
         line.serve(visit);
@@ -520,12 +520,9 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 }
 
-/// A limiter as a member.
-pub(crate) struct Handle<P: Policy, C: Timer>(pub(crate) Arc<Shared<Single<P>, C>>);
-
-impl<P: Policy, C: Timer> Recheck for Handle<P, C> {
+impl<P: Policy, C: Timer> Recheck for RateLimiter<P, C> {
     fn recheck(&self) {
-        self.0.recheck();
+        self.shared.recheck();
     }
 }
 

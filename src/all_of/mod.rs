@@ -154,7 +154,6 @@ use std::time::Duration;
 
 use crate::all_of::all::{All, AllCharge, Entry, Kind};
 use crate::all_of::answer::More;
-use crate::all_of::member::{Handle, Member};
 use crate::all_of::weights::Weights;
 use crate::clock::{DefaultClock, Timer};
 use crate::counting::CountingLimit;
@@ -434,7 +433,7 @@ fn rates(members: &[Entry]) -> impl Iterator<Item = usize> + Clone {
 }
 
 fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind {
-    Kind::Rate(Arc::new(Handle(limiter.shared.clone())) as Arc<dyn Member>)
+    Kind::Rate(Arc::new(limiter.clone()))
 }
 
 impl<C: Timer> AllOf<C> {

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::all_of::all::Kind;
-use crate::all_of::member::{Handle, Member, Wait};
+use crate::all_of::member::{Member, Wait};
 use crate::clock::Timer;
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
@@ -81,10 +81,6 @@ pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) of: PhantomData<fn(&R)>,
 }
 
-fn handle<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Handle<P, C> {
-    Handle(limiter.shared.clone())
-}
-
 impl<Q, K, P, C, R, F> KeyedMember<Q> for ByKey<K, P, C, R, F>
 where
     Q: ?Sized,
@@ -108,7 +104,7 @@ where
         let limiter = table.limiter(key)?;
         let number = limiter.shared.number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
-        Ok(Lease { kind: Kind::Rate(Arc::new(handle(&limiter))), number, leave })
+        Ok(Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave })
     }
 
     fn number(&self, key: &Q) -> Option<u64> {
@@ -147,9 +143,8 @@ where
             Ok(Wait { time: due.saturating_since(now), paused })
         };
         let predict_wait_at = |limiter: &RateLimiter<P, C>| {
-            let member = handle(limiter);
-            member.check(n, priority)?;
-            Ok(member.predict_wait(n, priority))
+            limiter.check(n, priority)?;
+            Ok(limiter.predict_wait(n, priority))
         };
         let wait = match table.find(key, predict_wait) {
             Found::Known(answer) => answer,
@@ -182,7 +177,7 @@ where
                 }
                 Ok(())
             }
-            Ok(Attempt::Limiter(limiter)) => handle(&limiter).take_then((n, priority), left, &mut || Ok(())),
+            Ok(Attempt::Limiter(limiter)) => limiter.take_then((n, priority), left, &mut || Ok(())),
             // Like a member in shadow mode, it refuses no request.
             Err(refusal) if table.passes(refusal) => Ok(()),
             Err(refusal) => Err(refusal),
