@@ -138,13 +138,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
 
     /// Applies a step that cannot be refused to the newest content, when the word is open.
     pub(crate) fn update(&self, wait: impl Fn(), step: impl Fn(u128) -> u128) {
-        loop {
-            let seen = self.settled(&wait);
-            // Relaxed: the word holds all that an operation changes (6).
-            if self.replace(seen, step(seen.content()), Ordering::Relaxed) {
-                return;
-            }
-        }
+        self.take(wait, |content| Some((step(content), ())));
     }
 
     /// Applies a step that may leave the content as it is, when the word is open.
@@ -152,7 +146,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         loop {
             let seen = self.settled(&wait);
             let (content, result) = step(seen.content())?;
-            // Relaxed, as for a request.
+            // Relaxed: the word holds all that an operation changes (6).
             if self.replace(seen, content, Ordering::Relaxed) {
                 return Some(result);
             }
