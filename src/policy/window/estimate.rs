@@ -46,7 +46,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::closable::ClosableWord;
-use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, stamp, time_of};
+use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, common_to_windows, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited_for_now};
 use crate::rate::Rate;
 use crate::sync::Ordering;
@@ -346,6 +346,8 @@ impl Policy for SlidingEstimate {
     type State = EstimateState;
     type Charge = EstimateCharge;
 
+    common_to_windows!(EstimateCharge);
+
     fn start(&self, _now: Nanos) -> EstimateState {
         EstimateState { word: ClosableWord::new(0) }
     }
@@ -357,10 +359,6 @@ impl Policy for SlidingEstimate {
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
         self.window.get().check(n)
-    }
-
-    fn weight(&self, n: u32) -> u64 {
-        u64::from(n)
     }
 
     fn ready_at(&self, state: &EstimateState, at: Nanos, ahead: u64, n: u32) -> Nanos {
@@ -391,11 +389,6 @@ impl Policy for SlidingEstimate {
             self.predict_many(state, &mut forecast, &Crowd::new(ahead, ahead, ahead, 1));
             self.predict(state, &mut forecast, n)
         })
-    }
-
-    /// Single permits fill a window completely, and larger requests may not.
-    fn one_by_one(&self, largest: u32) -> usize {
-        if largest > 1 { usize::MAX } else { 0 }
     }
 
     fn forecast(&self, state: &EstimateState, at: Nanos) -> Forecast {
@@ -481,10 +474,6 @@ impl Policy for SlidingEstimate {
         u64::MAX
     }
 
-    fn unspent(&self, charge: EstimateCharge, n: u32, used: u32) -> Option<EstimateCharge> {
-        n.checked_sub(used).filter(|n| *n > 0).map(|n| EstimateCharge { n: charge.n.min(n), ..charge })
-    }
-
     fn debit(&self, state: &EstimateState, at: Nanos, n: u32) {
         if n == 0 {
             return;
@@ -513,10 +502,6 @@ impl Policy for SlidingEstimate {
         taken.unwrap_or(0)
     }
 
-    fn permits(&self, charge: EstimateCharge) -> u32 {
-        charge.n
-    }
-
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst("sliding_estimate")?;
         let keep = change.keep.unwrap_or(Keep::Count);
@@ -531,10 +516,6 @@ impl Policy for SlidingEstimate {
         (self.window.begins_like(&new.window)).then(|| Change::rate(new.rate()))
     }
 
-    fn rate(&self) -> Rate {
-        self.window.rate()
-    }
-
     fn status(&self, state: &EstimateState, at: Nanos) -> PolicyStatus {
         self.inspect(state, at, |word, beginning, window| status_of(word, beginning, window, at))
     }
@@ -547,10 +528,6 @@ impl Policy for SlidingEstimate {
         let EstimateCharge { time, before, used, .. } = charge;
         let (word, beginning) = Self::open(Word { time, before, used }, stamp(at), &window);
         status_of(word, beginning, &window, at)
-    }
-
-    fn catches_up(&self) -> bool {
-        false
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingEstimate {

@@ -42,7 +42,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::closable::ClosableWord;
-use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, stamp, time_of};
+use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, common_to_windows, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited_for_now};
 use crate::rate::Rate;
 use crate::sync::Ordering;
@@ -316,6 +316,8 @@ impl Policy for FixedWindow {
     type State = FixedState;
     type Charge = FixedCharge;
 
+    common_to_windows!(FixedCharge);
+
     fn start(&self, _now: Nanos) -> FixedState {
         FixedState { word: ClosableWord::new(0) }
     }
@@ -327,10 +329,6 @@ impl Policy for FixedWindow {
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
         self.window.get().check(n)
-    }
-
-    fn weight(&self, n: u32) -> u64 {
-        u64::from(n)
     }
 
     fn ready_at(&self, state: &FixedState, at: Nanos, ahead: u64, n: u32) -> Nanos {
@@ -350,11 +348,6 @@ impl Policy for FixedWindow {
                 }
             }
         })
-    }
-
-    /// Single permits fill a window completely, and larger requests may not.
-    fn one_by_one(&self, largest: u32) -> usize {
-        if largest > 1 { usize::MAX } else { 0 }
     }
 
     fn forecast(&self, state: &FixedState, at: Nanos) -> Forecast {
@@ -418,10 +411,6 @@ impl Policy for FixedWindow {
         u64::MAX
     }
 
-    fn unspent(&self, charge: FixedCharge, n: u32, used: u32) -> Option<FixedCharge> {
-        n.checked_sub(used).filter(|n| *n > 0).map(|n| FixedCharge { n: charge.n.min(n), ..charge })
-    }
-
     fn debit(&self, state: &FixedState, at: Nanos, n: u32) {
         if n == 0 {
             return;
@@ -449,10 +438,6 @@ impl Policy for FixedWindow {
         taken.unwrap_or(0)
     }
 
-    fn permits(&self, charge: FixedCharge) -> u32 {
-        charge.n
-    }
-
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst("fixed_window")?;
         let keep = change.keep.unwrap_or(Keep::Count);
@@ -468,10 +453,6 @@ impl Policy for FixedWindow {
             .then(|| Change::rate(new.rate()))
     }
 
-    fn rate(&self) -> Rate {
-        self.window.rate()
-    }
-
     fn status(&self, state: &FixedState, at: Nanos) -> PolicyStatus {
         self.inspect(state, at, |word, window| self.status_of(word, window, at))
     }
@@ -483,10 +464,6 @@ impl Policy for FixedWindow {
         }
         let FixedCharge { time, used, .. } = charge;
         self.status_of(self.open(Word { time, used }, stamp(at), &window), &window, at)
-    }
-
-    fn catches_up(&self) -> bool {
-        false
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> FixedWindow {

@@ -24,6 +24,39 @@ use crate::policy::{Keep, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
+/// The methods of [`Policy`](super::Policy) that all window policies have in common. A charge of
+/// type `$charge` has its number of permits in the field `n`.
+macro_rules! common_to_windows {
+    ($charge:ident) => {
+        fn weight(&self, n: u32) -> u64 {
+            u64::from(n)
+        }
+
+        /// Single permits fill a window completely, and larger requests may not.
+        fn one_by_one(&self, largest: u32) -> usize {
+            if largest > 1 { usize::MAX } else { 0 }
+        }
+
+        fn unspent(&self, charge: $charge, n: u32, used: u32) -> Option<$charge> {
+            n.checked_sub(used).filter(|n| *n > 0).map(|n| $charge { n: charge.n.min(n), ..charge })
+        }
+
+        fn permits(&self, charge: $charge) -> u32 {
+            charge.n
+        }
+
+        fn rate(&self) -> Rate {
+            self.window.rate()
+        }
+
+        fn catches_up(&self) -> bool {
+            false
+        }
+    };
+}
+
+use common_to_windows;
+
 /// The stamp of time zero. Stamps before it are room for a window that began before the clock did.
 const ORIGIN: u64 = 1 << 60;
 

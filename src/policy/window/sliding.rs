@@ -39,7 +39,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::cells::{Cells, Head, View};
 use crate::policy::window::closable::OpenWord;
-use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
+use crate::policy::window::{CurrentWindow, Stamp, Window, common_to_windows, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited, limited_for_now};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -230,6 +230,8 @@ impl Policy for SlidingWindow {
     type State = SlidingState;
     type Charge = SlidingCharge;
 
+    common_to_windows!(SlidingCharge);
+
     fn start(&self, _now: Nanos) -> SlidingState {
         SlidingState { cells: Cells::new(self.window.cells()) }
     }
@@ -265,10 +267,6 @@ impl Policy for SlidingWindow {
         self.window.get().check(n)
     }
 
-    fn weight(&self, n: u32) -> u64 {
-        u64::from(n)
-    }
-
     fn ready_at(&self, state: &SlidingState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         self.inspect(state, at, |view, window| {
             if window.unlimited || n == 0 {
@@ -283,11 +281,6 @@ impl Policy for SlidingWindow {
             }
             self.due(state, view, window, need).map(time_of)
         })
-    }
-
-    /// Single permits fill a window completely, and larger requests may not.
-    fn one_by_one(&self, largest: u32) -> usize {
-        if largest > 1 { usize::MAX } else { 0 }
     }
 
     /// Records which cells count, and when each of them is over.
@@ -367,10 +360,6 @@ impl Policy for SlidingWindow {
         }
     }
 
-    fn unspent(&self, charge: SlidingCharge, n: u32, used: u32) -> Option<SlidingCharge> {
-        n.checked_sub(used).filter(|n| *n > 0).map(|n| SlidingCharge { n: charge.n.min(n), ..charge })
-    }
-
     fn debit(&self, state: &SlidingState, at: Nanos, n: u32) {
         loop {
             let seen = state.cells.head.settled(|| self.window.wait());
@@ -406,10 +395,6 @@ impl Policy for SlidingWindow {
         }
     }
 
-    fn permits(&self, charge: SlidingCharge) -> u32 {
-        charge.n
-    }
-
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst("sliding_window")?;
         let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));
@@ -425,20 +410,12 @@ impl Policy for SlidingWindow {
         (self.window.begins_like(&new.window)).then(|| Change::rate(new.rate()))
     }
 
-    fn rate(&self) -> Rate {
-        self.window.rate()
-    }
-
     fn status(&self, state: &SlidingState, at: Nanos) -> PolicyStatus {
         self.status_without(state, at, |_| 0)
     }
 
     fn left(&self, state: &SlidingState, charge: SlidingCharge, at: Nanos) -> PolicyStatus {
         self.status_without(state, at, |view| view.counted_since(charge.total))
-    }
-
-    fn catches_up(&self) -> bool {
-        false
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingWindow {

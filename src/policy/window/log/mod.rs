@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
-use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
+use crate::policy::window::{CurrentWindow, Stamp, Window, common_to_windows, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -213,6 +213,8 @@ impl Policy for SlidingLog {
     type State = LogState;
     type Charge = LogCharge;
 
+    common_to_windows!(LogCharge);
+
     fn start(&self, _now: Nanos) -> LogState {
         LogState::new(self.room)
     }
@@ -233,10 +235,6 @@ impl Policy for SlidingLog {
         self.window().check(n)
     }
 
-    fn weight(&self, n: u32) -> u64 {
-        u64::from(n)
-    }
-
     fn ready_at(&self, state: &LogState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let window = self.window();
         if window.unlimited || n == 0 {
@@ -255,11 +253,6 @@ impl Policy for SlidingLog {
             (windows > 0 || free_at > time).then(|| free_at.max(time))
         });
         first.map_or(at, |first| due(first.saturating_add(window.length.saturating_mul(windows))))
-    }
-
-    /// Single permits leave no entry free, and larger requests may.
-    fn one_by_one(&self, largest: u32) -> usize {
-        if largest > 1 { usize::MAX } else { 0 }
     }
 
     /// Records how many entries were taken by predicted grants, and how many of these are free
@@ -335,10 +328,6 @@ impl Policy for SlidingLog {
         u64::MAX
     }
 
-    fn unspent(&self, charge: LogCharge, n: u32, used: u32) -> Option<LogCharge> {
-        n.checked_sub(used).filter(|n| *n > 0).map(|n| LogCharge { n: charge.n.min(n), ..charge })
-    }
-
     /// If there are more permits than room, the last ones are remembered.
     fn debit(&self, state: &LogState, at: Nanos, n: u32) {
         let (n, window) = (n.min(self.room), self.window());
@@ -350,10 +339,6 @@ impl Policy for SlidingLog {
     fn keep_at_most(&self, state: &LogState, at: Nanos, permits: u64) -> u64 {
         let window = self.window();
         if window.unlimited { 0 } else { state.keep_at_most(moment(at), &window, permits).into() }
-    }
-
-    fn permits(&self, charge: LogCharge) -> u32 {
-        charge.n
     }
 
     fn change(&self, state: &LogState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
@@ -373,20 +358,12 @@ impl Policy for SlidingLog {
         (self.room >= new.room).then(|| Change::rate(new.rate()))
     }
 
-    fn rate(&self) -> Rate {
-        self.window.rate()
-    }
-
     fn status(&self, state: &LogState, at: Nanos) -> PolicyStatus {
         self.status_without(state, at, |_| 0)
     }
 
     fn left(&self, state: &LogState, charge: LogCharge, at: Nanos) -> PolicyStatus {
         self.status_without(state, at, |view| state.steps(charge.next, view.head.index))
-    }
-
-    fn catches_up(&self) -> bool {
-        false
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingLog {
