@@ -1,7 +1,7 @@
 //! A single [`CountingLimit`] without type parameters.
 
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,10 +11,9 @@ use crate::any_limiter::single::{NAME, charged, check_name, single_request};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Reserved};
 use crate::clock::DefaultClock;
 use crate::counting::CountingLimit;
-use crate::counting::line::Pool;
-use crate::error::Refusal;
-use crate::grant::{Grant, Left};
-use crate::limiter::{Events, Pause, StoreEvent};
+use crate::grant::Grant;
+use crate::limiter::Pause;
+use crate::limiter::events::{EachEvent, Events};
 
 /// A limit of permits in use, as the only member of a composite. The composite adds the maximum
 /// waits, the priorities and the pauses that a counting limit lacks.
@@ -32,7 +31,16 @@ impl InUse {
     }
 
     fn of(limit: CountingLimit, all: AllOf<DefaultClock>) -> InUse {
-        all.observe(Arc::new(EventForwarder(Arc::downgrade(&limit.pool))));
+        // The limit itself reports no permits that a composite takes, so its observer gets the
+        // events of the composite. The composite keeps the limit alive. This observer does not,
+        // because it is dropped after the composite has notified a table of keys that the limit is
+        // no longer in use.
+        let pool = Arc::downgrade(&limit.pool);
+        all.observe(Arc::new(EachEvent(move |event: &dyn Fn(&dyn Events)| {
+            if let Some(pool) = pool.upgrade() {
+                pool.events.report(event);
+            }
+        })));
         InUse { limit, all }
     }
 }
@@ -47,60 +55,6 @@ fn composite(limit: &CountingLimit) -> AllOf<DefaultClock> {
 pub(super) fn of_key(limit: CountingLimit, leave: impl Send + Sync + 'static) -> AnyLimiter {
     let all = composite(&limit).of_key(Box::new(leave));
     AnyLimiter::new(InUse::of(limit, all))
-}
-
-/// Forwards the events of the composite to the observer of the limit. The limit itself reports no
-/// permits that a composite takes. The composite keeps the limit alive. This observer does not,
-/// because it is dropped after the composite has notified a table of keys that the limit is no
-/// longer in use.
-struct EventForwarder(Weak<Pool>);
-
-impl EventForwarder {
-    fn report(&self, event: impl Fn(&dyn Events)) {
-        if let Some(pool) = self.0.upgrade() {
-            pool.events.report(event);
-        }
-    }
-}
-
-// An event with no method here would be lost silently, so clippy requires a method for each.
-#[deny(clippy::missing_trait_methods)]
-impl Events for EventForwarder {
-    fn granted(&self, permits: u64, waited: Duration) {
-        self.report(|events| events.granted(permits, waited));
-    }
-
-    fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.report(|events| events.refused(permits, refusal));
-    }
-
-    fn cancelled(&self, permits: u64, waited: Duration) {
-        self.report(|events| events.cancelled(permits, waited));
-    }
-
-    fn shadowed(&self, permits: u64, refusal: &Refusal) {
-        self.report(|events| events.shadowed(permits, refusal));
-    }
-
-    fn exempted(&self, permits: u64) {
-        self.report(|events| events.exempted(permits));
-    }
-
-    fn paused(&self, remaining: Duration) {
-        self.report(|events| events.paused(remaining));
-    }
-
-    fn resumed(&self) {
-        self.report(|events| events.resumed());
-    }
-
-    // A composite in one process has no store, and reports none of these.
-
-    fn degraded(&self, _permits: u64) {}
-
-    fn near_limit(&self, _name: &str, _left: &Left) {}
-
-    fn store(&self, _event: &StoreEvent) {}
 }
 
 /// Returns the request to the composite. A part of the permits would go back separately, so a

@@ -197,8 +197,11 @@ pub trait Events: Send + Sync + 'static {
     }
 }
 
-/// Makes observers of these events: a pair notifies its first observer and then its second, and an
-/// `Arc` notifies its content.
+/// An observer that passes each event to a function.
+pub(crate) struct EachEvent<F>(pub(crate) F);
+
+/// Makes observers of these events: a pair notifies its first observer and then its second, an
+/// `Arc` notifies its content, and an [`EachEvent`] calls its function.
 macro_rules! forward {
     ($($event:ident($($argument:ident: $type:ty),*);)*) => {
         /// Notifies the first observer, then the second; not the second if the first one panics.
@@ -237,6 +240,13 @@ macro_rules! forward {
         impl<E: Events + ?Sized> Events for Arc<E> {
             $(fn $event(&self, $($argument: $type),*) {
                 (**self).$event($($argument),*);
+            })*
+        }
+
+        #[deny(clippy::missing_trait_methods)]
+        impl<F: Fn(&dyn Fn(&dyn Events)) + Send + Sync + 'static> Events for EachEvent<F> {
+            $(fn $event(&self, $($argument: $type),*) {
+                (self.0)(&|events: &dyn Events| events.$event($($argument),*));
             })*
         }
     };
