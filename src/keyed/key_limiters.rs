@@ -176,7 +176,8 @@ where
                 }
             };
             let clock = self.clock.clone();
-            let (mut entries, limiters) = shard.parts_for_limiter(|known| self.hash_of(known));
+            shard.reserve_limiter(|known| self.hash_of(known));
+            let (mut entries, Some(limiters)) = shard.parts() else { return Step::Room };
             let moved = match counted {
                 None => known.and_then(|slot| entries.remove_at(slot)),
                 Some((counted, state)) => new.take().map(|new| {

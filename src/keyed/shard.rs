@@ -119,18 +119,9 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         }
     }
 
-    /// Like [`parts`](Shard::parts), with room for one more key limiter. `hash_of` may panic.
-    pub(super) fn parts_for_limiter(
-        &mut self,
-        hash_of: impl Fn(&K) -> u64,
-    ) -> (EntriesMut<'_, K, P>, &mut Limiters<K, P, C>) {
-        let ShardExtras { limiters, planned, hold, held, .. } = Self::more(&mut self.more);
-        limiters.reserve(hash_of);
-        match planned {
-            Some(planned) => (EntriesMut::Planned(planned), limiters),
-            None if hold.is_some() => (EntriesMut::Plain(held), limiters),
-            None => (EntriesMut::Plain(&mut self.known), limiters),
-        }
+    /// Makes room for one more key limiter. `hash_of` may panic.
+    pub(super) fn reserve_limiter(&mut self, hash_of: impl Fn(&K) -> u64) {
+        Self::more(&mut self.more).limiters.reserve(hash_of);
     }
 
     fn more(more: &mut Option<Box<ShardExtras<K, P, C>>>) -> &mut ShardExtras<K, P, C> {
