@@ -36,7 +36,6 @@
 //! limiters in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
 //! key.
 
-use std::cell::RefCell;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -145,10 +144,10 @@ impl<P: Policy, C: Timer> KeyLimiter<P, C> {
     /// Applies a change of all keys, made at `at`, unless the key has a plan or its own terms.
     pub(crate) fn change_with_all(&self, change: Change, at: Nanos, deferred: &mut Deferred) {
         if self.is_common() {
-            let policy = self.limiter.policy();
             // Common terms that a plan left stay as they are; only the policy of the shard changes.
             let drift = if self.terms.is_some() { Drift::Apart } else { Drift::None };
-            self.limiter.shared.follow(deferred, (change.only_part(), drift), at, |state, now| {
+            let scope = (change.only_part(), drift);
+            self.limiter.shared.follow(deferred, scope, at, |Single { policy, state }, now| {
                 policy.change_now(state, at, now, change)
             });
         }
@@ -165,22 +164,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(super) fn follow(
         self: &Arc<Self>,
         deferred: &mut Deferred,
-        (only, drift): (Option<usize>, Drift),
+        scope: (Option<usize>, Drift),
         at: Nanos,
-        change: impl FnOnce(&P::State, &dyn Fn() -> Nanos) -> Result<u64, PolicyError>,
+        change: impl FnOnce(&Single<P>, &dyn Fn() -> Nanos) -> Result<u64, PolicyError>,
     ) -> bool {
         self.with_all(at, deferred, |line, visit| {
-            if line.settings.has_own_terms() {
-                return true;
-            }
-            let deferred = RefCell::new(&mut *visit.deferred);
-            let now = || self.now_within(at, &deferred);
-            let change = || change(&visit.rule.state, &now);
-            let changed = line.change(visit.rule, only, drift, change).is_ok();
-            if changed {
-                self.weigh_anew(line, visit);
-            }
-            changed
+            line.settings.has_own_terms() || self.change_terms(line, visit, scope, change).is_ok()
         })
     }
 }

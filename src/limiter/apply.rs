@@ -1,7 +1,5 @@
 //! Applying a configuration to a limiter while it runs.
 
-use std::cell::RefCell;
-
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::line::rule::Single;
@@ -67,21 +65,18 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn apply(&self, config: &PolicyConfig, keep: Keep) -> Result<(), ConfigError> {
-        let Single { policy, state } = &self.shared.rule;
         let epoch = self.shared.clock.unix_time_at_zero();
         // A replaced policy is dropped by the next change, or with the limiter.
         self.shared.serve_then(|line, visit| {
-            let step = policy.step_to(config, epoch)?;
+            let step = self.policy().step_to(config, epoch)?;
             if let Step::Replace(_) = step {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
-            let now = || self.shared.now_within(at, &deferred);
-            let make = || policy.make_step(state, at, &now, step, keep);
-            line.change(&self.shared.rule, None, Drift::Own, make)?;
-            self.shared.weigh_anew(line, visit);
-            Ok(())
+            let at = visit.now;
+            self.shared.change_terms(line, visit, (None, Drift::Own), |Single { policy, state }, now| {
+                policy.make_step(state, at, now, step, keep)
+            })
         })
     }
 }

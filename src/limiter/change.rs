@@ -11,6 +11,7 @@ use crate::line::settings::Drift;
 use crate::line::visit::Visit;
 use crate::policy::{Change, Policy};
 use crate::sync::Ordering;
+use crate::time::Nanos;
 
 /// Added for a change of due times only: permits are due later, or a request can never be granted.
 pub(crate) const TIMES_CHANGED: u64 = 1;
@@ -22,27 +23,36 @@ pub(crate) const WEIGHTS_CHANGED: u64 = 1 << 32;
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Changes the rate or the burst, and the due times of all waiters.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
-        let Single { policy, state } = &self.rule;
+        let drift = if change.has_terms() { Drift::Own } else { Drift::Apart };
         self.serve_then(|line, visit| {
-            let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
-            let make = || policy.change_now(state, at, &|| self.now_within(at, &deferred), change);
-            let drift = if change.has_terms() { Drift::Own } else { Drift::Apart };
-            line.change(&self.rule, change.only_part(), drift, make)?;
-            self.weigh_anew(line, visit);
-            Ok(())
+            let at = visit.now;
+            self.change_terms(line, visit, (change.only_part(), drift), |Single { policy, state }, now| {
+                policy.change_now(state, at, now, change)
+            })
         })
+    }
+
+    /// Changes the terms of one part, or of all, and the weights and due times of all waiters,
+    /// composites included. `change` can read the clock. If the clock panics, `change` gets the
+    /// time at which the visit began, and the panic resumes after the visit.
+    pub(crate) fn change_terms<E>(
+        &self,
+        line: &mut Line<Single<P>, C>,
+        visit: &mut Visit<'_, Single<P>>,
+        (only, drift): (Option<usize>, Drift),
+        change: impl FnOnce(&Single<P>, &dyn Fn() -> Nanos) -> Result<u64, E>,
+    ) -> Result<(), E> {
+        let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
+        let now = || deferred.borrow_mut().run(|| self.clock.now()).unwrap_or(at);
+        line.change(&self.rule, only, drift, || change(&self.rule, &now))?;
+        // Release: see `retime_composites`.
+        self.changes.fetch_add(WEIGHTS_CHANGED, Ordering::Release);
+        self.retime(line, visit);
+        Ok(())
     }
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Recomputes the weights and due times of all waiters, composites included, after a change of
-    /// the terms.
-    pub(crate) fn weigh_anew(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R>) {
-        // Release: see `retime_composites`.
-        self.changes.fetch_add(WEIGHTS_CHANGED, Ordering::Release);
-        self.retime(line, visit);
-    }
-
     /// Recomputes the due times of all waiters, composites included, after permits became due
     /// later.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R>) {

@@ -11,7 +11,7 @@
 //! | policy state | as in `policy/atomic_word.rs` | |
 //! | everything else | under the lock | |
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -315,12 +315,6 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred) -> Visit<'a, R> {
         let (rule, lateness) = (&self.rule, &self.lateness);
         Visit { rule, lateness, now, deferred, due: None, is_unchanged: false }
-    }
-
-    /// Reads the clock once more within a visit that began at `at`. If the clock panics, the visit
-    /// goes on as of its beginning, and the panic resumes after it.
-    pub(crate) fn now_within(&self, at: Nanos, deferred: &RefCell<&mut Deferred>) -> Nanos {
-        deferred.borrow_mut().run(|| self.clock.now()).unwrap_or(at)
     }
 
     /// Returns the target that an alarm of the queue notifies.
