@@ -266,12 +266,19 @@ impl<C: Timer> All<C> {
         })
     }
 
+    /// Returns a counting limit that has too few permits for a request now.
+    fn lacking(&self, ask: &Weights) -> Option<&CountingLimit> {
+        let limits = self.members.iter().zip(ask.iter());
+        limits.filter(|(_, n)| **n > 0).find_map(|(entry, n)| match &entry.kind {
+            Kind::Counting(limit) if limit.available() < *n => Some(limit),
+            Kind::Counting(_) | Kind::Rate(_) => None,
+        })
+    }
+
     /// Checks whether all members have enough permits, and takes none.
     fn check_available(&self, ask: &Weights) -> Result<(), Refusal> {
-        for (_, limit, n) in self.counting(ask) {
-            if limit.available() < n {
-                return Err(limit.in_use());
-            }
+        if let Some(limit) = self.lacking(ask) {
+            return Err(limit.in_use());
         }
         match self.rates(ask).map(|(_, member, n)| member.predict_wait(n, ask.priority)).max() {
             None | Some(Wait { time: Nanos::ZERO, .. }) => Ok(()),
@@ -380,10 +387,17 @@ impl<C: Timer> Rule for All<C> {
                 Some(Entry { kind: Kind::Counting(limit), .. }) => limit.in_use(),
                 Some(_) | None => refusal,
             },
-            Refusal::Limited { retry_after } => match self.last(ask) {
-                Some((Wait { paused: true, .. }, _)) => Refusal::Paused { retry_after },
-                Some(_) | None => refusal,
-            },
+            Refusal::Limited { retry_after } => {
+                let last = self.last(ask).map(|(wait, _)| wait);
+                // A request that may not wait needs permits in use as soon as the rates are due, and
+                // it is unknown when these come back.
+                let may_wait = last.is_none_or(|wait| retry_after < wait.time);
+                match (last, self.lacking(ask)) {
+                    (_, Some(limit)) if !may_wait => limit.in_use(),
+                    (Some(Wait { paused: true, .. }), _) => Refusal::Paused { retry_after },
+                    _ => refusal,
+                }
+            }
             refusal => refusal,
         }
     }

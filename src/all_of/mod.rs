@@ -538,7 +538,7 @@ impl<C: Timer> AllOf<C> {
     ///   It is exact as long as the members have no other waiters, no pause and no kept permits,
     ///   and at most 512 requests wait: see promise P11 in the documentation of the crate.
     /// - [`AllRefusal::Member`] with [`Refusal::InUse`] if the time of the request is over and a
-    ///   counting limit still has too few permits.
+    ///   counting limit still has too few permits: at once if the request has no time to wait.
     /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
     pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAll<C> {
         AcquireAll::new(self, &request.into())

@@ -34,6 +34,31 @@ fn ten_and_four(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualCloc
     (rate, calls, both)
 }
 
+/// A request that may not wait was told the time of the rate, at which it was refused again.
+#[test]
+fn a_request_that_may_not_wait_for_permits_in_use_is_told_no_time() {
+    let clock = ManualClock::new();
+    let (rate, calls) = (bucket(&clock, 1, 1), CountingLimit::new(1));
+    let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
+    let held = both.try_acquire().expect("both");
+    let now = AllRequest::new().within(Duration::ZERO);
+    let in_use = |refusal: AllRefusal| {
+        assert_eq!((refusal.member(), refusal.retry_after()), (Some("calls"), None), "{refusal}");
+    };
+    in_use(both.try_acquire().expect_err("in use"));
+    in_use(both.reserve(now.clone()).map(drop).expect_err("in use"));
+    in_use(assert_ready_err!(spawn(both.acquire_within(Duration::ZERO)).poll()));
+    rate.pause_for(2 * SECOND);
+    in_use(both.reserve(now.clone()).map(drop).expect_err("in use"));
+    rate.resume();
+    // A request that waits may get them in time.
+    let refusal = assert_ready_err!(spawn(both.acquire_within(SECOND / 4)).poll());
+    assert_eq!((refusal.member(), refusal.retry_after()), (Some("rate"), Some(SECOND * 3 / 4)));
+    drop(held);
+    let refusal = both.reserve(now).map(drop).expect_err("limited");
+    assert_eq!((refusal.member(), refusal.retry_after()), (Some("rate"), Some(SECOND)));
+}
+
 /// The refusal had the name of one limit and the number of the other: the limits are asked in the
 /// order of their addresses.
 #[test]
