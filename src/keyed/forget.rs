@@ -325,6 +325,8 @@ where
     /// Forgets all fresh keys, and frees memory.
     pub(crate) fn sweep_all(&self) {
         for lock in &self.shards {
+            // Ends a pause that is over. Until then no key of the shard looks idle.
+            drop(self.current(lock));
             let limiters = |shard: &Shard<K, P, C>| shard.limiters().map_or(0, Slots::slot_count);
             self.in_slices(lock, limiters, |shard, slots, now, removed| {
                 self.settle(shard, slots, true, now, removed);

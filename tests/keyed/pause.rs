@@ -446,3 +446,22 @@ fn an_unknown_key_gets_no_permits_of_two_policies_by_a_change_of_one() {
         }
     }
 }
+
+/// No key was forgotten after a pause that ended by itself, until a call for a key of its part of
+/// the table.
+#[test]
+fn idle_keys_are_forgotten_after_a_pause_that_ended_by_itself() {
+    for line in ["token_bucket 5/s burst 2", "fixed_window 5/s", "sliding_log 5/s", "smooth_bursty 5/s"] {
+        for keeps in [false, true] {
+            let (keys, clock) = keys(line);
+            for key in 0..100 {
+                assert!(keys.try_acquire(&key).is_ok());
+            }
+            let pause = Pause::lasting(SECOND);
+            keys.pause_all(if keeps { pause.keep_permits() } else { pause });
+            clock.advance(3600 * SECOND);
+            keys.sweep();
+            assert_eq!(keys.len(), 0, "{line}, keeps {keeps}");
+        }
+    }
+}
