@@ -605,15 +605,17 @@ fn span_text(span: Duration) -> String {
     }
 }
 
-/// An address without its user and password. The path of a socket may be followed by them. In a
-/// text that is not an address, their position is unknown.
+/// An address without its user and password. The path of a socket may be followed by them, and by a
+/// database. In a text that is not an address, their position is unknown.
 fn without_login(text: &str) -> String {
-    let address = text.split_once('?').map_or(text, |(address, _)| address);
+    let (address, query) = text.split_once('?').unwrap_or((text, ""));
     let Some((protocol, rest)) = address.split_once("://").filter(|_| is_address(text)) else {
         return "(no address)".into();
     };
     let servers = rest.rsplit_once('@').map_or(rest, |(_, servers)| servers);
-    format!("{protocol}://{servers}")
+    let database = query.split('&').find(|field| field.starts_with("db="));
+    let database = database.map_or(String::new(), |database| format!("?{database}"));
+    format!("{protocol}://{servers}{database}")
 }
 
 /// Returns whether a text is an address, with or without the feature `tls`.

@@ -214,6 +214,8 @@ fn a_line_is_written_as_it_is_read() {
         "fixed_window 5/d store redis://127.0.0.1 prefix app tag all timeout 20ms while_away share_of 8 leased",
         "fixed_window 5/d store redis://h:1/2 tag a timeout 1s while_away share",
         "fixed_window 5/d store redis+unix:///tmp/s tag a timeout 90s while_away closed",
+        // Without its database it would be another limit.
+        "fixed_window 5/d store redis+unix:///tmp/s?db=3 tag a",
         "fixed_window 5/d store redis://h tag a while_away wait",
         "fixed_window 5/d tag a",
         "in_use 20",
@@ -280,6 +282,8 @@ fn errors_say_what_to_write() {
         }
     }
     assert!(!error("fixed_window 5/s redis+unix:?pass=hunter2").contains("hunter2"));
+    let socket = config("fixed_window 5/s store redis+unix:///s?user=u&db=3&pass=hunter2 tag a");
+    assert_eq!(socket.to_string(), "fixed_window 5/s store redis+unix:///s?db=3 tag a");
     assert!(
         !error("in_use 5 store redis://h tag t time_to_live redis+unix:u:hunter2 x@h").contains("hunter2")
     );
