@@ -51,8 +51,10 @@
 //! - Absolute timestamps count from the `Date` of the response, not from the clock of the client.
 //!   Without a `Date` they are ignored.
 //! - Responses arrive out of order. Of two responses about one window, the lower one counts. A
-//!   later reset begins a new window, and a response about an earlier window does not change the
-//!   present one.
+//!   later reset begins a new window. A response with an earlier reset does not change it, if its
+//!   call began before the later reset was reported. Otherwise the server is taken at its word, as
+//!   one with a bucket, which is full sooner when few calls come. So a server that reports now one
+//!   of its windows and now another has to be given a member for each.
 //! - Names of limits are mapped to members of an [`AllOf`](tidegate::AllOf): a limit of `tokens`
 //!   lowers only the member `tokens`. See [`Options::member`].
 //!
