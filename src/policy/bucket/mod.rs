@@ -68,7 +68,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::bucket::in_force::{CLOSED, Hot, IN_STEPS, PLAIN};
-use crate::policy::bucket::terms::{More, Numbers, PLACEHOLDER_INTERVAL, Terms, words};
+use crate::policy::bucket::terms::{More, Numbers, PLACEHOLDER_INTERVAL, Terms, stock, words};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
@@ -317,7 +317,7 @@ impl Bucket {
     fn starting_word(&self, (numbers, more): (Numbers, More), now: Nanos) -> u64 {
         let stock = match self.start {
             Start::Full => numbers.capacity,
-            Start::Tokens(permits) => more.interval.price(permits).min(numbers.capacity),
+            Start::Tokens(permits) => stock(more.interval, permits, 0).min(numbers.capacity),
         };
         numbers.word_of(numbers.tick(now).saturating_sub(stock))
     }

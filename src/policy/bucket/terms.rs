@@ -53,6 +53,16 @@ pub(super) const PLACEHOLDER_INTERVAL: u64 = 1 << 28;
 /// 50 ns.
 pub(super) const MAX_SLACK: u64 = 50 * ticks::PER_NANO;
 
+/// Returns the ticks that a bucket holds in which `permits` permits are stored. The cost of each of
+/// them is rounded up, so they cost more one by one than at once: the bucket holds this rounding as
+/// well, and `more` ticks, but less than another permit.
+pub(super) fn stock(interval: Interval, permits: u32, more: u64) -> u64 {
+    let (at_once, one_by_one) =
+        (interval.price(permits), interval.price(1).saturating_mul(u64::from(permits)));
+    let rounding = one_by_one.saturating_sub(at_once).saturating_add(more);
+    at_once.saturating_add(rounding.min(MAX_SLACK).min(interval.worth(1).saturating_sub(1)))
+}
+
 impl Terms {
     /// Returns the numbers of these terms, in force since a tick. `before` is the interval until
     /// then.
@@ -107,21 +117,11 @@ impl Terms {
 
     /// Returns how many ticks the bucket takes to fill.
     pub(super) fn fill(self, interval: Interval) -> u64 {
-        let (one, at_once) = (interval.price(1), interval.price(self.burst));
-        let slack =
-            match interval.is_whole_nanos() || (self.stepped && interval.is_whole()) || self.burst == 0 {
-                true => 0,
-                false => {
-                    let one_by_one = one.saturating_mul(u64::from(self.burst)).saturating_sub(at_once);
-                    one_by_one
-                        .saturating_add(ticks::PER_NANO - 1)
-                        .min(MAX_SLACK)
-                        .min(interval.worth(1).saturating_sub(1))
-                }
-            };
+        let is_exact = interval.is_whole_nanos() || (self.stepped && interval.is_whole()) || self.burst == 0;
+        let due_times = if is_exact { 0 } else { ticks::PER_NANO - 1 };
         // No permits accrue in the tolerance at a rate of zero.
         let tolerance = if self.rate.is_zero() { 0 } else { self.tolerance };
-        at_once.saturating_add(slack).saturating_add(tolerance)
+        stock(interval, self.burst, due_times).saturating_add(tolerance)
     }
 
     pub(super) fn changed(self, change: Change) -> Terms {
