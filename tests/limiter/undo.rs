@@ -1,6 +1,7 @@
 //! Undone grants. The limiter never has more permits than a replay of the history without these
 //! grants, and not fewer where the queue knows every request. All tests use the manual clock.
 
+use std::error::Error;
 use std::time::Duration;
 
 use crate::support::MS;
@@ -39,6 +40,35 @@ fn estimates(
 fn bursty(rate: u64, burst: u64) -> AnyPolicy {
     let rate_ = Rate::per_second(rate);
     SmoothBursty::new(rate_).max_burst(Duration::from_millis(burst * 1000 / rate)).start_full().into()
+}
+
+/// Bug: of a log, a grant from before a reset gave back permits of a later grant at the same time.
+#[test]
+fn nothing_comes_back_from_before_a_reset() -> Result<(), Box<dyn Error>> {
+    for line in [
+        "token_bucket 5/s burst 5",
+        "token_bucket 5/s burst 5 interval_refill",
+        "leaky_bucket 5/s nodelay 4",
+        "smooth_bursty 5/s max_burst 800ms start_full",
+        "fixed_window 5/s",
+        "fixed_window 5/s from_first_grant",
+        "sliding_window 5/s cells 5",
+        "sliding_estimate 5/s",
+        "sliding_log 5/s",
+    ] {
+        let (limiter, clock) = limiter(line.parse::<AnyPolicy>()?);
+        clock.advance(100 * MS);
+        let before = crate::support::estimate(&limiter, 3)?;
+        assert_eq!(take_all(&limiter), 2, "{line}");
+        limiter.reset();
+        let after = crate::support::estimate(&limiter, 3)?;
+        assert_eq!(take_all(&limiter), 2, "{line}");
+        before.settle(0);
+        assert_eq!(take_all(&limiter), 0, "{line}");
+        after.settle(1);
+        assert_eq!(take_all(&limiter), 2, "{line}");
+    }
+    Ok(())
 }
 
 /// Bug: each of the small estimates gave back the room that all of them saw: 1,495 permits passed

@@ -170,6 +170,9 @@ pub(super) struct Books {
     /// The refunds that gave back permits that may still be those of an outstanding grant, in order
     /// of time.
     refunds: VecDeque<Refunded>,
+    /// The time of the last grant before the last reset, and the ring. Grants from after the reset
+    /// may have the same time.
+    reset: Option<(Stamp, bool)>,
 }
 
 /// Permits that a refund gave back, oldest first.
@@ -488,8 +491,12 @@ impl LogState {
         let back = self.give_back();
         let mut books = lock(&back.books);
         let run = self.run(charge.time, now, window);
-        let head = self.head();
+        let (View { head, valid, .. }, _) = self.settled(now, window);
         books.book.follow(self, back, window, head);
+        // The grant is from before a reset, after which others were made at the same time.
+        if books.reset == Some((charge.time, head.ring)) && self.steps(charge.next, head.index) >= valid {
+            return;
+        }
         if end(charge.time, window) <= now.max(head.time) {
             return;
         }
@@ -648,14 +655,15 @@ impl LogState {
         let back = self.give_back();
         let mut books = lock(&back.books);
         (books.copying, books.refunds) = (None, VecDeque::new());
-        let book = &mut books.book;
         loop {
             let head = self.head();
             self.help(head);
             let Head { index, time, ring, .. } = head;
             let next = Next { index, valid: 0, n: 0, time, ring, first: NOWHERE, sum: 0 };
             if self.install(back, head, &next) {
-                return book.clear();
+                books.book.clear();
+                books.reset = Some((time, ring));
+                return;
             }
         }
     }
