@@ -18,9 +18,9 @@ use crate::limiter::Pause;
 /// program passes a clone to a layer or a client, and keeps another one for
 /// [`replace`](Replaceable::replace). Clones share the limiter that they hold.
 ///
-/// A limiter that stays the same and only gets another rate, burst or window needs no
-/// `Replaceable`: see [`RateLimiter::change`](crate::RateLimiter::change) and
-/// [`RateLimiter::apply`](crate::RateLimiter::apply), which keep its permits and move its waiters.
+/// A limiter of this process that only gets another rate, burst or window needs no `Replaceable`:
+/// see [`RateLimiter::change`](crate::RateLimiter::change), and `RateLimiter::apply` for a
+/// configuration (feature `config`). They keep the permits, and move the waiters.
 ///
 /// # Whom a call concerns
 ///
@@ -39,20 +39,17 @@ use crate::limiter::Pause;
 /// # Examples
 ///
 /// ```
-/// use tidegate::{AnyLimiter, AnyPolicy, RateLimiter, Replaceable};
+/// use tidegate::{AnyLimiter, Rate, RateLimiter, Replaceable, SlidingLog, TokenBucket};
 ///
-/// fn limiter(line: &str) -> Result<AnyLimiter, tidegate::ConfigError> {
-///     Ok(RateLimiter::new(line.parse::<AnyPolicy>()?).into())
-/// }
-///
-/// let current = Replaceable::new(limiter("token_bucket 5/min burst 2")?);
+/// let bucket = RateLimiter::new(TokenBucket::new(Rate::per_minute(5), 2));
+/// let current = Replaceable::new(bucket.into());
 /// let in_layer = AnyLimiter::from(current.clone()); // what adapters take
 /// assert!(in_layer.try_acquire_many(3).is_err()); // more than the burst
 ///
 /// // The configuration was read again.
-/// current.replace(limiter("token_bucket 5/min burst 10")?);
+/// let log = RateLimiter::new(SlidingLog::new(Rate::per_minute(10)));
+/// current.replace(log.into());
 /// assert!(in_layer.try_acquire_many(3).is_ok());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Replaceable<L = AnyLimiter> {
     held: Arc<RwLock<Held<L>>>,

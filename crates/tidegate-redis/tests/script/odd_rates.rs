@@ -68,20 +68,19 @@ fn debits_of_any_size_are_owed_exactly() {
         let mut random = SmallRng::seed_from_u64(seed);
         let limit = Limit::new(&format!("token_bucket {rate} burst {burst}"));
         let Numbers::Bucket(numbers) = limit.terms.numbers else { panic!("a bucket") };
-        let (refill, price) = (i128::from(numbers.refill), i128::from(numbers.price));
+        let micros = |units: i128| u64::try_from(units / i128::from(numbers.refill)).expect("a time");
         let mut now = START;
-        let full = burst * price;
         let mut bucket = Bucket {
-            refill,
-            price,
-            cap: full + refill - 1,
-            level: full,
+            refill: numbers.refill.into(),
+            price: numbers.price.into(),
+            cap: numbers.cap.into(),
+            level: numbers.full.into(),
             booked: now.into(),
             seen: now.into(),
         };
         let (mut granted, mut refused) = (0, 0);
         for i in 0..400 {
-            let owed = (bucket.level.min(0) * -1 / refill) as u64;
+            let owed = micros(-bucket.level.min(0));
             now += match random.random_range(0..4) {
                 // A new key is as of its first call.
                 _ if i == 0 => 0,
@@ -94,11 +93,12 @@ fn debits_of_any_size_are_owed_exactly() {
             if random.random_ratio(1, 6) {
                 let most = [10, 10_000, 100_000_000][random.random_range(0..3)];
                 // Half a year at most: what is owed for more than a century is owed for ever.
-                let n = random.random_range(1..=most).min(((1 << 44) * refill / price) as u64);
+                let half_a_year = (1 << 44) / micros(bucket.price).max(1);
+                let n = random.random_range(1..=most).min(half_a_year);
                 bucket.debit(now.into(), n.into());
                 store.call(Operation::Debit, now, &[limit.part(n, &[])]);
             }
-            let n = random.random_range(1..=burst as u64);
+            let n = random.random_range(1..=burst);
             let reply = store.call(TRY, now, &[limit.part(n, &[])]);
             let context = format!("{rate}: call {i} of {n} at {now}");
             match bucket.try_acquire(now.into(), n.into()) {
@@ -109,7 +109,8 @@ fn debits_of_any_size_are_owed_exactly() {
                 Err(wait) => {
                     refused += 1;
                     assert_eq!(reply.answer, Answer::Refused, "{context}");
-                    assert_eq!(reply.wait.as_micros() as i128, wait, "{context}");
+                    let wait = Duration::from_micros(u64::try_from(wait).expect("a wait"));
+                    assert_eq!(reply.wait, wait, "{context}");
                 }
             }
         }
