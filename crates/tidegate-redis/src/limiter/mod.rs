@@ -203,8 +203,9 @@ impl StoreLimiter {
     /// count.
     ///
     /// Requests that wait keep their times, and their bookings no longer count either. So until the
-    /// last of them is due and, if it is a reservation, settled, up to twice the limit may be
-    /// granted. A reservation that was due before the reset gives nothing back.
+    /// last of them is due, up to twice the limit may be granted. A reservation from before the
+    /// reset gives nothing back when it is settled. Until the last of them is due, neither does a
+    /// later one, nor a dropped wait of a `sliding_log`.
     ///
     /// # Cancel safety
     ///

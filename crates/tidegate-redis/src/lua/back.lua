@@ -2,9 +2,11 @@
 
 local counts, give, give_after
 if ARGV[4] or operation == 'refund' then
-  -- Returns whether an instant, or the number of a booking, is from after the last reset.
+  -- Returns whether a grant, or the booking with a number, is certainly from after the last reset.
   function counts(l, due, number)
-    return l.held >= 0 or due > -l.held and not (number and number >= 0 and number < floor(-l.held / 8))
+    if l.held >= 0 then return true end
+    if number and number >= 0 then return number >= floor(-l.held / 8) end
+    return due > -l.held
   end
 
   -- Adds permits to the state, and thus behind all bookings. They are of a grant at an instant, or

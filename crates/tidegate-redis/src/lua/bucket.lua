@@ -319,6 +319,11 @@ do
       return l.terms[11] - l.terms[10]
     end,
 
+    -- Returns the instant of the last grant. `booked` may be later, because of a pause or a debt.
+    last = function(l)
+      return l.peaks[#l.peaks - 1] or 0
+    end,
+
     due = function(l, at, n)
       local t = l.terms
       local price = n * t[2]

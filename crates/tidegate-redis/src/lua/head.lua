@@ -10,8 +10,8 @@
 --   | 2      | seen   | us   | the latest server time of a write                              |
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
---   | 4      | held   | us   | the end of a pause, 0 without one; after a reset its instant,   |
---   |        |        |      | negative                                                       |
+--   | 4      | held   | us   | the end of a pause, 0 without one; after a reset, negative, the |
+--   |        |        |      | instant of the last booking or grant before it                 |
 --   | 5      | back   | byte | the length of the data about bookings that were given back;    |
 --   |        |        |      | this data precedes the numbers of the algorithm                |
 --
@@ -111,10 +111,10 @@
 -- undone. Later the permits would be those of other grants. A booking that is given back when its
 -- instant has passed is refunded like a place that ends.
 --
--- Reset. The state is a new one, which is kept for the span of the limit at least. Bookings and
--- grants from before the reset do not count, so they are not given back: their instants are not
--- behind the reset, or their numbers are lower than those of the new state. A pause forgets the
--- instant of the reset.
+-- Reset. The state is a new one, which is kept for the span of the limit at least, and until the
+-- last booking of the old state is due. Bookings and grants of the old state do not count, so they
+-- are not given back. Their numbers are lower than those of the new state. A grant has no number:
+-- until the last old booking is due, no grant is given back. A pause forgets the reset.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own maximum wait in us, and
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. The numbers of

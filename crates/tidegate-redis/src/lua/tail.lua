@@ -99,8 +99,12 @@ elseif operation == 'resume' then
 elseif operation == 'reset' then
   for _, l in ipairs(limits) do
     if l.value then
+      local last = max(now, l.kind.last and l.kind.last(l) or l.booked)
       read(l, nil)
-      l.held, l.kept = -now, now + (l.kind.span and l.kind.span(l) or l.terms[2])
+      -- Its key is kept for no request that was refused before.
+      l.value = nil
+      l.writes, l.held = floor(last / 8), -last
+      l.kept = max(last, now + (l.kind.span and l.kind.span(l) or l.terms[2]))
       touch(l)
     end
   end

@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::script::{Answer, NO_GRANT, Operation, Reply};
 use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
-use crate::terms::{BucketMode, BucketNumbers, Numbers};
+use crate::terms::{BucketMode, BucketNumbers, Kind, Numbers};
 
 const SECOND: u64 = 1_000_000;
 
@@ -118,6 +118,36 @@ fn nothing_comes_back_from_before_a_reset() {
                 assert_eq!(left as u64, comes_back, "{line}, {until_reset}, {behind_it}: of {granted_at}");
             }
         }
+        // Waits from before the reset that are due after it; the second one becomes a grant.
+        let mut limit = Limit::new(line);
+        limit.key.push_str("-waits");
+        let mut call =
+            |operation, at, n, booking: &[u8]| store.call(operation, at, &[limit.part(n, booking)]);
+        assert_eq!(call(TRY, START, 5, &[]).answer, Answer::Done, "{line}");
+        let [first, second] = [(); 2].map(|()| call(ANY_WAIT, START, 4, &[]));
+        call(Operation::Reset, START + 1, 1, &[]);
+        let last = u64::try_from(second.due).expect("an instant");
+        for at in [START + 2, last] {
+            while call(TRY, at, 1, &[]).answer == Answer::Done {}
+            let back = if at < last { &first } else { &second };
+            call(Operation::Back { due: back.due }, at, 4, &back.before[0]);
+            call(Operation::Refund { due: back.due }, at, 4, &[]);
+            assert_eq!(call(TRY, at, 1, &[]).answer, Answer::Refused, "{line}: at {}", at - START);
+        }
+        // A wait from after the reset comes back, although earlier ones were due later.
+        let mut limit = Limit::new(line);
+        limit.key.push_str("-later");
+        let mut call =
+            |operation, at, n, booking: &[u8]| store.call(operation, at, &[limit.part(n, booking)]);
+        assert_eq!(call(TRY, START, 5, &[]).answer, Answer::Done, "{line}");
+        (0..3).for_each(|_| assert_eq!(call(ANY_WAIT, START, 4, &[]).answer, Answer::Done, "{line}"));
+        call(Operation::Reset, START + 1, 1, &[]);
+        assert_eq!(call(TRY, START + 2, 5, &[]).answer, Answer::Done, "{line}");
+        let wait = call(ANY_WAIT, START + 2, 4, &[]);
+        call(Operation::Back { due: wait.due }, START + 3, 4, &wait.before[0]);
+        let again = call(ANY_WAIT, START + 3, 4, &[]);
+        // The bookings of a log have no numbers.
+        assert_eq!(again.due == wait.due, limit.terms.kind() != Kind::Log, "{line}");
     }
 }
 
