@@ -100,9 +100,10 @@ impl<L: Clone> Replaceable<L> {
     /// Closes the limiter that is held, and then keeps it for good. A limiter that replaces it
     /// while it is being closed is closed as well. Nothing is locked while a limiter is closed.
     fn close_current<E>(&self, close: impl Fn(&L) -> Result<bool, E>) -> Result<bool, E> {
+        let mut was_open = false;
         loop {
             let replaced = self.read().replaced;
-            let was_open = close(&self.current())?;
+            was_open |= close(&self.current())?;
             let mut held = self.write();
             if held.replaced == replaced {
                 held.is_closed = true;

@@ -194,3 +194,18 @@ fn limits_of_each_key_are_replaced_and_closed() {
     let refusal = handle.try_acquire("alice").expect_err("closed");
     assert_eq!((refusal.refusal(), handle.close()), (Some(Refusal::Closed), false));
 }
+
+/// A limiter that is replaced while it is being closed, before and after another one was closed.
+#[test]
+fn the_first_close_returns_that_the_limiter_was_open() {
+    let clock = ManualClock::new();
+    let replaceable = Replaceable::new(in_process(&clock, 1));
+    let handle = AnyLimiter::from(replaceable.clone());
+    drop(handle.try_acquire());
+    let closed = in_process(&clock, 7);
+    assert_eq!(closed.close(), Ok(true));
+    let waker = Waker::from(Arc::new(Replaces(replaceable, Mutex::new(Some(closed)))));
+    let mut wait = handle.acquire();
+    assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+    assert_eq!((handle.close(), handle.close()), (Ok(true), Ok(false)));
+}
