@@ -56,7 +56,8 @@
 --
 -- Debts. A level below -2^51 could not be added to the price of a request. So a larger debt is
 -- deferred: the state becomes as of a later instant, at which the debt of the time until then is
--- paid, and no permit is available before. The rest of the debt fills the bucket once at least.
+-- paid and 2^51 units are still owed. No permit is available before: a refund of more than these
+-- makes none available sooner.
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
 -- an integer, and time adds p for each us. Only due instants are rounded, up to whole us. In the us
@@ -229,14 +230,15 @@ do
     end
     local refills, rest = cost(t, n)
     local owed = level < 0 and whole_up(-level, t[1]) or 0
-    local stays = min(whole_up(t[3], t[1]), refills + owed)
+    level = level + owed * t[1]
+    local stays = min(whole(level + MOST / 2, t[1]), refills + owed)
     local ends = after(t, at, refills + owed - stays)
     if ends - l.now > CENTURY then
       l.level = -2 * MOST
       return
     end
     forget_marks(l)
-    l.level, l.booked = level + owed * t[1] - rest - stays * t[1], ends
+    l.level, l.booked = level - rest - stays * t[1], ends
   end
 
   -- Returns whether the level at an instant must stay the one from before the pause.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, Operation};
+use crate::script::{Answer, NO_GRANT, Operation};
 use crate::script_tests::conformance::calls;
 use crate::script_tests::{Limit, START, Store, TRY};
 use crate::terms::Numbers;
@@ -115,6 +115,29 @@ fn debits_of_any_size_are_owed_exactly() {
             }
         }
         assert!(granted.min(refused) > 20, "{rate}: {granted} granted, {refused} refused");
+    }
+}
+
+/// A refund beside a debt that does not fit the level gave back one permit.
+#[test]
+fn a_refund_makes_a_large_debt_smaller() {
+    let Some(mut store) = Store::new() else { return };
+    for (line, debit, back) in [
+        ("token_bucket 33.333333/s burst 1000", 100_001, 2_000),
+        ("token_bucket 0.333333333/s burst 2", 1_000, 2),
+        ("token_bucket 1.666667/min burst 20", 300, 30),
+        ("leaky_bucket 12.345678/s nodelay 99", 50_000, 1_000),
+        ("smooth_bursty 33.333333/s", 50_000, 1_000),
+        ("token_bucket 100/s burst 1000", 50_000, 10_000),
+    ] {
+        let limit = Limit::new(line);
+        let mut call = |operation, n| store.call(operation, START, &[limit.part(n, &[])]).wait;
+        call(Operation::Debit, debit);
+        let before = call(TRY, 1);
+        call(Operation::Refund { due: NO_GRANT }, back);
+        let paid = before - call(TRY, 1);
+        let expected = limit.terms.rate.period().mul_f64(back as f64 / limit.terms.rate.permits());
+        assert!(paid.abs_diff(expected) < Duration::from_micros(10), "{line}: {paid:?}, {expected:?}");
     }
 }
 
