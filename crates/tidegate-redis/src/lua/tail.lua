@@ -99,7 +99,8 @@ elseif operation == 'resume' then
 elseif operation == 'reset' then
   for _, l in ipairs(limits) do
     if l.value then
-      local last = max(now, l.kind.last and l.kind.last(l) or l.booked)
+      -- Bookings from before an earlier reset may be due later.
+      local last = max(now, -l.held, l.kind.last and l.kind.last(l) or l.booked)
       read(l, nil)
       -- Its key is kept for no request that was refused before.
       l.value = nil

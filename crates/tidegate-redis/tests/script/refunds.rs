@@ -125,9 +125,11 @@ fn nothing_comes_back_from_before_a_reset() {
             |operation, at, n, booking: &[u8]| store.call(operation, at, &[limit.part(n, booking)]);
         assert_eq!(call(TRY, START, 5, &[]).answer, Answer::Done, "{line}");
         let [first, second] = [(); 2].map(|()| call(ANY_WAIT, START, 4, &[]));
-        call(Operation::Reset, START + 1, 1, &[]);
+        for after in 1..=2 {
+            call(Operation::Reset, START + after, 1, &[]);
+        }
         let last = u64::try_from(second.due).expect("an instant");
-        for at in [START + 2, last] {
+        for at in [START + 3, last] {
             while call(TRY, at, 1, &[]).answer == Answer::Done {}
             let back = if at < last { &first } else { &second };
             call(Operation::Back { due: back.due }, at, 4, &back.before[0]);
