@@ -389,8 +389,8 @@ impl<C: Timer> Rule for All<C> {
             },
             Refusal::Limited { retry_after } => {
                 let last = self.last(ask).map(|(wait, _)| wait);
-                // A request that may not wait needs permits in use as soon as the rates are due, and
-                // it is unknown when these come back.
+                // A request that may not wait needs permits in use as soon as the rates are due.
+                // When such permits come back is unknown.
                 let may_wait = last.is_none_or(|wait| retry_after < wait.time);
                 match (last, self.lacking(ask)) {
                     (_, Some(limit)) if !may_wait => limit.in_use(),

@@ -75,10 +75,11 @@ impl<L: Clone> Replaceable<L> {
     /// Replaces the limiter, and returns the one that was held. Later calls concern the new one.
     ///
     /// The limiter that was held still serves the requests that wait for it, on its terms; close it
-    /// to refuse them. A new limiter of this process starts with its own permits. A new limiter
-    /// over a store that has the same tag and names goes on with the permits in the store.
+    /// to refuse them. A new limiter of this process starts with its own permits. If a new limiter
+    /// over a store has the same tag and names, it continues with the permits in the store.
     ///
-    /// After `close` of this handle or a clone nothing is replaced, and the new limiter is returned.
+    /// After `close` of this handle or a clone, this call replaces nothing, and returns the new
+    /// limiter.
     ///
     /// The new limiter must not contain this `Replaceable`: each of its calls would call itself.
     #[allow(clippy::must_use_candidate)] // Most callers drop it.

@@ -38,7 +38,7 @@ impl<P: Policy, C: Timer> KeyLimiter<P, C> {
         lock(&self.limiter.shared.line).settings.has_own_terms()
     }
 
-    /// Returns whether its policy and the terms read a state in the same way.
+    /// Returns whether the policy of this limiter and the terms read a state in the same way.
     pub(super) fn shares_states(&self) -> bool {
         lock(&self.limiter.shared.line).settings.drift == Drift::None
     }

@@ -243,8 +243,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.unattended > 0
     }
 
-    /// Returns whether the queue has no entry, not even one with an uncollected grant, no bounds, and
-    /// no terms of its own.
+    /// Returns whether the queue has no entry, not even one with an uncollected grant, no bounds,
+    /// and no terms of its own.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_unused(&self) -> bool {
         self.entries.is_empty() && self.settings.is_unbounded() && !self.settings.has_own_terms()

@@ -37,7 +37,7 @@ pub(crate) struct Settings {
 /// is a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Drift {
-    /// Both policies read a state in the same way.
+    /// The policy and the policy that it was copied from read a state in the same way.
     None,
     /// The policy was changed without the policy that it was copied from. Then the two policies may
     /// read one state differently: they may differ in the time at which a refill stopped, or in the

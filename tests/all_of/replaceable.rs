@@ -7,7 +7,9 @@ use std::time::Duration;
 use crate::any_limiter::{acts, play_any, poll};
 use crate::support::bucket;
 use proptest::prelude::*;
-use tidegate::{AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, Limiter, ManualClock, Refusal, Replaceable};
+use tidegate::{
+    AcquireAny, AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, Limiter, ManualClock, Refusal, Replaceable,
+};
 
 fn in_process(clock: &ManualClock, burst: u32) -> AnyLimiter {
     bucket(clock, 5, burst).into()
@@ -64,18 +66,24 @@ impl Wake for Replaces {
     }
 }
 
+/// Returns a limiter, and a wait for it whose waker replaces the limiter by another one. The waker
+/// of a refused waiter runs while the limiter is being closed.
+fn replaced_while_it_closes(clock: &ManualClock, meanwhile: AnyLimiter) -> (Replaceable, AcquireAny) {
+    let replaceable = Replaceable::new(in_process(clock, 1));
+    let handle = AnyLimiter::from(replaceable.clone());
+    drop(handle.try_acquire());
+    let waker = Waker::from(Arc::new(Replaces(replaceable.clone(), Mutex::new(Some(meanwhile)))));
+    let mut wait = handle.acquire();
+    assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+    (replaceable, wait)
+}
+
 #[test]
 fn a_limiter_that_was_closed_stays_closed() {
     let clock = ManualClock::new();
-    let replaceable = Replaceable::new(in_process(&clock, 1));
-    let handle = AnyLimiter::from(replaceable.clone());
-    drop(handle.try_acquire());
-    // The waker of a refused waiter runs while the limiter is being closed.
     let meanwhile = in_process(&clock, 7);
-    let waker = Waker::from(Arc::new(Replaces(replaceable.clone(), Mutex::new(Some(meanwhile.clone())))));
-    let mut wait = handle.acquire();
-    assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
-
+    let (replaceable, mut wait) = replaced_while_it_closes(&clock, meanwhile.clone());
+    let handle = AnyLimiter::from(replaceable.clone());
     assert_eq!(handle.close(), Ok(true));
     assert!(meanwhile.is_closed(), "the limiter that came meanwhile");
     assert!(
@@ -89,7 +97,7 @@ fn a_limiter_that_was_closed_stays_closed() {
     assert_eq!((handle.close(), handle.is_closed()), (Ok(false), true));
 }
 
-/// A limiter whose other handle is for tasks, like one over a store.
+/// A limiter that has another handle for tasks, like a limiter over a store.
 #[derive(Debug)]
 struct OverNetwork(AnyLimiter);
 
@@ -98,7 +106,7 @@ impl Limiter for OverNetwork {
         self.0.try_acquire_many(request.clone())
     }
 
-    fn acquire(&self, request: &AllRequest<'_>) -> tidegate::AcquireAny {
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
         self.0.acquire_many(request.clone())
     }
 
@@ -199,13 +207,9 @@ fn limits_of_each_key_are_replaced_and_closed() {
 #[test]
 fn the_first_close_returns_that_the_limiter_was_open() {
     let clock = ManualClock::new();
-    let replaceable = Replaceable::new(in_process(&clock, 1));
-    let handle = AnyLimiter::from(replaceable.clone());
-    drop(handle.try_acquire());
     let closed = in_process(&clock, 7);
     assert_eq!(closed.close(), Ok(true));
-    let waker = Waker::from(Arc::new(Replaces(replaceable, Mutex::new(Some(closed)))));
-    let mut wait = handle.acquire();
-    assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+    let (replaceable, _wait) = replaced_while_it_closes(&clock, closed);
+    let handle = AnyLimiter::from(replaceable);
     assert_eq!((handle.close(), handle.close()), (Ok(true), Ok(false)));
 }

@@ -42,7 +42,7 @@ fn bursty(rate: u64, burst: u64) -> AnyPolicy {
     SmoothBursty::new(rate_).max_burst(Duration::from_millis(burst * 1000 / rate)).start_full().into()
 }
 
-/// Bug: of a log, a grant from before a reset gave back permits of a later grant at the same time.
+/// Bug: in a log, a grant from before a reset gave back permits of a later grant at the same time.
 #[test]
 fn nothing_comes_back_from_before_a_reset() -> Result<(), Box<dyn Error>> {
     for line in [

@@ -206,8 +206,8 @@ do
     l.credit, l.marks = 0, {MOST, -MOST}
   end
 
-  -- Returns the refills that n permits cost, and the units that they cost beyond these. n x price may
-  -- be above 2^53, so each bit of n is added by itself.
+  -- Returns the refills that n permits cost, and the units that they cost beyond these. n x price
+  -- may be above 2^53, so each bit of n is added by itself.
   local function cost(t, n)
     local refills, rest, bit = 0, 0, 2^32
     while bit >= 1 do

@@ -128,8 +128,8 @@ fn scripts_decide_as_policies_do() {
                         latest = latest.or((wait < Duration::MAX).then_some(seen));
                     }
                 },
-                // A limit without a value has nothing to get back, and nothing comes back from before
-                // a reset, or from its instant.
+                // A limit without a value has nothing to get back, and a limit that was reset gets
+                // back no grant from before the reset, or from its instant.
                 Operation::Refund { .. } if latest.is_none() || *now <= reset => {}
                 Operation::Refund { .. } => {
                     policy.refund(&state, at, n32);

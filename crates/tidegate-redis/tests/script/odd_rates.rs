@@ -92,7 +92,7 @@ fn debits_of_any_size_are_owed_exactly() {
             };
             if random.random_ratio(1, 6) {
                 let most = [10, 10_000, 100_000_000][random.random_range(0..3)];
-                // Half a year at most: what is owed for more than a century is owed for ever.
+                // The debit takes half a year to pay at most: a debt of a century is owed for ever.
                 let half_a_year = (1 << 44) / micros(bucket.price).max(1);
                 let n = random.random_range(1..=most).min(half_a_year);
                 bucket.debit(now.into(), n.into());

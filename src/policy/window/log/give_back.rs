@@ -170,8 +170,8 @@ pub(super) struct Books {
     /// The refunds that gave back permits that may still be those of an outstanding grant, in order
     /// of time.
     refunds: VecDeque<Refunded>,
-    /// The time of the last grant before the last reset, and the ring. Grants from after the reset
-    /// may have the same time.
+    /// The time of the last grant before the last reset, and the ring. Grants after that reset may
+    /// have the same time as that grant.
     reset: Option<(Stamp, bool)>,
 }
 
@@ -493,7 +493,7 @@ impl LogState {
         let run = self.run(charge.time, now, window);
         let (View { head, valid, .. }, _) = self.settled(now, window);
         books.book.follow(self, back, window, head);
-        // The grant is from before a reset, after which others were made at the same time.
+        // This grant was made before a reset. Other grants were made after it, at the same time.
         if books.reset == Some((charge.time, head.ring)) && self.steps(charge.next, head.index) >= valid {
             return;
         }
