@@ -24,7 +24,8 @@
 //! would cause the burst that the pause prevents. So a shard records the end of the pause. A key
 //! that is added later starts empty as of that time, if that leaves it less than a new key has. A
 //! change of all keys converts that time, as far as one time can have the permits of the key. Other
-//! plans do not: keys with plans share that time.
+//! plans do not: keys with plans share that time. The time from which windows space their grants is
+//! recorded apart, because no change moves it.
 //!
 //! **Time stands still** in the states of a hold: they are as of `since`. [`Table::advance`]
 //! advances them before a change of all keys and at the end of the pause.
@@ -180,15 +181,16 @@ fn available<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> Vec<u64> {
     available
 }
 
-/// Returns the state at `at` of a key that was empty at `empty`, if that state has less than a new
-/// key.
+/// Returns the state of a key that was empty at `empty`, if that state has less at `at` than a new
+/// key. Before `empty`, it has less.
 fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::State> {
+    let at = at.max(empty);
     let (emptied, new) = (policy.restart(empty), policy.restart(at));
     let has_less = || {
         let [emptied, new] = [&emptied, &new].map(|state| available(policy, state, at));
         emptied.iter().zip(new).any(|(emptied, new)| *emptied < new)
     };
-    let is_less = empty <= at && policy.pause(&emptied, Standstill::end(empty)).is_some() && has_less();
+    let is_less = policy.pause(&emptied, Standstill::end(empty)).is_some() && has_less();
     is_less.then_some(emptied)
 }
 
@@ -260,8 +262,8 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         }
         let mut next = Some(Hold { since: to, ..hold });
         if ends {
-            shard.resumes_at(begin, opens, !keeps_permits, deferred);
             let from = if keeps_permits { hold.spaced_from(opens) } else { Some(opens) };
+            shard.resumes_at(begin, opens, !keeps_permits, from, deferred);
             next = from.map(Hold::emptied_at);
         }
         if let Some(spaced) = next.as_mut().filter(|hold| hold.ended && hold.recheck_at <= now) {
@@ -274,7 +276,11 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             });
             spaced.recheck_at = recheck_at.unwrap_or(from);
         }
-        shard.set_hold(next.filter(|hold| !hold.ended || hold.recheck_at > now));
+        let next = next.filter(|hold| !hold.ended || hold.recheck_at > now);
+        shard.set_hold(next);
+        if next.is_none() {
+            shard.forget_spacing();
+        }
     }
 }
 
@@ -304,7 +310,7 @@ where
                 let shard = &mut *write(lock);
                 let now = self.now_or(now, &mut deferred);
                 self.advance(shard, now, &mut deferred);
-                let new = Hold { spaced_from: shard.emptied(), ..Hold::new(now) };
+                let new = Hold { spaced_from: shard.spaced_from(), ..Hold::new(now) };
                 let mut hold = shard.hold().copied().filter(|hold| !hold.ended).unwrap_or(new);
                 later |= hold.opens < until;
                 hold.opens = hold.opens.max(until);
@@ -350,8 +356,9 @@ where
                         };
                         deferred.run(|| policy.each_part(state, None, &mut |part| keep_permits(part)));
                     }
-                    shard.resumes_at(hold.begin, now, false, &mut deferred);
-                    shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
+                    let from = hold.spaced_from(now);
+                    shard.resumes_at(hold.begin, now, false, from, &mut deferred);
+                    shard.set_hold(from.map(Hold::emptied_at));
                 }
                 for (_, KeyLimiter { limiter, .. }) in shard.all_limiters() {
                     deferred.run_with(|deferred| limiter.shared.resume_with_all(now, deferred));
@@ -374,9 +381,20 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.more.as_ref()?.emptied
     }
 
+    fn spaced_from(&self) -> Option<Nanos> {
+        self.more.as_ref()?.spaced_from
+    }
+
     /// Records the end of a pause during which time stood still since `begin`. The time since the
-    /// keys were empty moves with the pause.
-    fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool, deferred: &mut Deferred) {
+    /// keys were empty moves with the pause. Grants are spaced from `spaced_from`.
+    fn resumes_at(
+        &mut self,
+        begin: Nanos,
+        at: Nanos,
+        emptied: bool,
+        spaced_from: Option<Nanos>,
+        deferred: &mut Deferred,
+    ) {
         let policy = self.policy.clone();
         let moved = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
         let later = |empty: Nanos| {
@@ -391,6 +409,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
                 Some(empty) => deferred.run(|| later(empty)).or(Some(moved(empty))),
                 None => None,
             };
+            more.spaced_from = spaced_from;
         }
     }
 
@@ -407,7 +426,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         let full_at = |state: &P::State| {
             let mut times = Vec::with_capacity(P::PARTS);
             policy.each_part(state, None, &mut |part| {
-                times.push(part.stands_still().then(|| part.status(at).full_at));
+                times.extend(part.stands_still().then(|| part.status(at).full_at));
             });
             times
         };
@@ -415,13 +434,9 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         // The part with the latest time decides, so that no part has more permits.
         let since = changed.into_iter().zip(new).map(|times| match times {
             // Nothing accrues.
-            (_, Some(Nanos::MAX)) => at,
-            (Some(full_at), Some(if_empty)) if full_at > at => {
-                earlier(at, if_empty.saturating_since(full_at))
-            }
-            (Some(_), Some(if_empty)) => earlier(at, if_empty.saturating_since(at)).min(empty),
-            // The change does not move the time from which the grants of a window are spaced.
-            _ => empty,
+            (_, Nanos::MAX) => at,
+            (full_at, if_empty) if full_at > at => earlier(at, if_empty.saturating_since(full_at)),
+            (_, if_empty) => earlier(at, if_empty.saturating_since(at)).min(empty),
         });
         if let (Some(since), Some(more)) = (since.max(), &mut self.more) {
             let since = earlier(empty_since(&policy, &state, at, since), at.saturating_since(begin));
@@ -435,9 +450,9 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
             // The state of the key is created as of the beginning of the hold.
             return Some(Hold { since: hold.begin, ..hold });
         }
-        let at = self.emptied()?;
-        let until = spaced_until(policy, &policy.restart(at), at);
-        (now < until).then_some(Hold::emptied_at(at))
+        let from = self.spaced_from()?;
+        let until = spaced_until(policy, &policy.restart(from), from);
+        (now < until).then_some(Hold::emptied_at(from))
     }
 
     /// Returns the state of a key that is added while no pause holds.
@@ -445,15 +460,19 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.restart(at))
     }
 
+    /// Forgets from when grants are spaced after a pause. With another rate, they could be spaced
+    /// again. Keys with plans may still be spaced.
+    fn forget_spacing(&mut self) {
+        if let Some(more) = self.more.as_mut().filter(|more| more.planned.is_none()) {
+            more.spaced_from = None;
+        }
+    }
+
     /// Forgets when a pause left all keys empty, if a new key is full by now. Call this before the
     /// rate changes: with the new rate, the key could be full later. Keys with plans may not be
     /// full yet.
     pub(super) fn forget_emptied(&mut self, at: Nanos) {
-        let is_full = |empty| {
-            let state = self.policy.restart(empty);
-            less_than_new(&*self.policy, empty, at).is_none()
-                && spaced_until(&*self.policy, &state, empty) <= at
-        };
+        let is_full = |empty| less_than_new(&*self.policy, empty, at).is_none();
         if self.hold().is_none()
             && self.emptied().is_some_and(is_full)
             && let Some(more) = &mut self.more

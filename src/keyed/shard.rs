@@ -35,8 +35,11 @@ pub(crate) struct ShardExtras<K, P: Policy + Clone, C: Timer> {
     version: u64,
     /// The pause of all keys.
     hold: Option<Hold>,
-    /// When a pause left all keys empty, if one did.
+    /// When a pause left all keys empty, if one did. A change of all keys converts this time.
     pub(super) emptied: Option<Nanos>,
+    /// The time from which windows space their grants after a pause, if a pause left all keys
+    /// empty. No change moves this time.
+    pub(super) spaced_from: Option<Nanos>,
     /// The known keys during the pause, where keys have no plans.
     held: Slots<K, P::State>,
 }
@@ -67,6 +70,7 @@ impl<K, P: Policy + Clone, C: Timer> ShardExtras<K, P, C> {
             version: 0,
             hold: None,
             emptied: None,
+            spaced_from: None,
             held: Slots::new(),
         }
     }

@@ -465,3 +465,56 @@ fn idle_keys_are_forgotten_after_a_pause_that_ended_by_itself() {
         }
     }
 }
+
+/// The grants of a window were spaced after the second pause as if the first one had ended when the
+/// bucket of a new key was empty.
+#[test]
+fn a_change_of_the_rate_moves_no_time_from_which_grants_are_spaced() {
+    for key in 0..64 {
+        let clock = ManualClock::new();
+        let policy = any("token_bucket 10/s burst 10").and(any("fixed_window 10/s"));
+        let keys = KeyedRateLimiter::with_clock(policy.clone(), 1000, clock.clone());
+        let plain = RateLimiter::with_clock(policy, clock.clone());
+        drop(keys.limiter(&key));
+        keys.set_rate_all(Rate::per_second(5));
+        plain.set_rate(Rate::per_second(5));
+        keys.pause_all(Pause::lasting(118 * MS));
+        plain.pause(Pause::lasting(118 * MS));
+        clock.advance(1427 * MS);
+        assert_eq!(keys.status(&key), plain.status());
+        keys.set_rate_all(Rate::per_second(20));
+        plain.set_rate(Rate::per_second(20));
+        // A new key has the same permits.
+        assert_eq!(keys.status(&(key + 64)), plain.status());
+        for key in [key, key + 64] {
+            let _ = keys.try_acquire_many(&key, 1);
+        }
+        let _ = plain.try_acquire();
+        keys.pause_all(Pause::lasting(164 * MS));
+        plain.pause(Pause::lasting(164 * MS));
+        clock.advance(103 * MS);
+        keys.resume_all();
+        plain.resume();
+        for key in [key, key + 64] {
+            assert_eq!(keys.status(&key), plain.status(), "{key}");
+        }
+    }
+}
+
+/// A new key was full if the rate changed while grants were spaced after a pause.
+#[test]
+fn a_new_key_is_empty_after_a_pause_and_a_change_of_the_rate() {
+    let clock = ManualClock::new();
+    let policy = any("token_bucket 5/s burst 10").and(any("fixed_window 20/s"));
+    let keys = KeyedRateLimiter::with_clock(policy.clone(), 1000, clock.clone());
+    let plain = RateLimiter::with_clock(policy, clock.clone());
+    keys.pause_all(Pause::lasting(100 * MS));
+    plain.pause(Pause::lasting(100 * MS));
+    clock.advance(500 * MS);
+    assert_eq!(keys.status(&1), plain.status());
+    keys.set_rate_all(Rate::per_second(20));
+    plain.set_rate(Rate::per_second(20));
+    for key in 0..64 {
+        assert_eq!(keys.status(&key), plain.status());
+    }
+}
