@@ -73,7 +73,7 @@ fn an_ended_piece_is_removed_once() {
         });
         assert!(late(&stock));
         assert!(other.join().expect("no panic"));
-        assert_eq!((permits(&stock.remove(Nanos::new(10), 0)), stock.taken()), (3, 0));
+        assert_eq!((permits(&stock.remove(Nanos::new(10), Nanos::new(10), 0)), stock.taken()), (3, 0));
     });
 }
 

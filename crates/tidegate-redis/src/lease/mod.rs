@@ -459,6 +459,7 @@ impl Leases {
                 }
             }
             Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
+            Outcome::NoneSooner => {}
             Outcome::Failed => self.handle_failure(),
         }
     }

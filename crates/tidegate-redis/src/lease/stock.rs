@@ -267,6 +267,20 @@ impl Stock {
         (now, later)
     }
 
+    /// Returns how many permits are usable by a time, and when the first ones after it are usable.
+    pub(crate) fn usable_by(&self, at: Nanos, by: Nanos) -> (u64, Option<Nanos>) {
+        let (list, gone) = self.current();
+        let (mut sum, mut next) = (0_u64, None);
+        for (piece, rest) in list.rest(gone).filter(|(piece, _)| at < piece.ends) {
+            if piece.usable <= by {
+                sum = sum.saturating_add(rest);
+            } else {
+                next = next.or(Some(piece.usable));
+            }
+        }
+        (sum, next)
+    }
+
     /// Adds a piece. When fewer than `low` permits are left, more must be booked.
     pub(crate) fn add(&self, piece: Piece, low: u64) {
         let mut past = self.lock();
@@ -274,17 +288,17 @@ impl Stock {
         self.replace(&mut past, |pieces| pieces.push(piece));
     }
 
-    /// Removes the pieces that have ended. Of the pieces that are not usable yet it removes the
-    /// last ones, as long as `keep` permits remain.
-    pub(crate) fn remove(&self, at: Nanos, keep: u64) -> Vec<Piece> {
+    /// Removes the pieces that have ended. Of the pieces that are usable later than `by` it removes
+    /// the last ones, as long as `keep` permits remain.
+    pub(crate) fn remove(&self, at: Nanos, by: Nanos, keep: u64) -> Vec<Piece> {
         let mut past = self.lock();
         let mut removed = std::mem::take(&mut past.ended);
         let list = self.list.load();
         // A list that stays notifies one taker that more must be booked, and a new list would
         // notify another one.
-        if out(&list.left(), at, keep).contains(&true) {
+        if out(&list.left(), at, by, keep).contains(&true) {
             self.replace(&mut past, |pieces| {
-                let mut out = out(pieces, at, keep).into_iter();
+                let mut out = out(pieces, at, by, keep).into_iter();
                 removed.extend(pieces.extract_if(.., |_| out.next().unwrap_or(false)));
             });
         }
@@ -364,13 +378,13 @@ impl Stock {
 }
 
 /// Returns which pieces [`Stock::remove`] removes.
-fn out(pieces: &[Piece], at: Nanos, keep: u64) -> Vec<bool> {
+fn out(pieces: &[Piece], at: Nanos, by: Nanos, keep: u64) -> Vec<bool> {
     let mut out: Vec<bool> = pieces.iter().map(|piece| at >= piece.ends).collect();
     let kept = pieces.iter().zip(&out).filter(|(_, out)| !**out).map(|(piece, _)| piece.permits);
     let mut kept = kept.fold(0, u64::saturating_add);
     for (piece, out) in pieces.iter().zip(&mut out).rev() {
         let rest = kept.saturating_sub(piece.permits);
-        if piece.usable <= at || rest < keep {
+        if piece.usable <= by || rest < keep {
             break;
         }
         if !*out {
@@ -430,7 +444,7 @@ mod tests {
         // One permit of the first piece is gone with the second one, and the rest ends.
         assert_eq!(stock.held(Nanos::new(29)), (4, 0));
         assert!(!takes(&stock, 30, 1));
-        assert_eq!((permits(&stock.remove(Nanos::new(30), 0)), stock.taken()), (4, 6));
+        assert_eq!((permits(&stock.remove(Nanos::new(30), Nanos::new(30), 0)), stock.taken()), (4, 6));
     }
 
     #[test]
@@ -445,7 +459,7 @@ mod tests {
         stock.put_back(second);
         assert_eq!((stock.held(Nanos::new(19)), stock.taken()), ((4, 0), 0));
         assert!(!takes(&stock, 20, 1));
-        assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 4);
+        assert_eq!(permits(&stock.remove(Nanos::new(20), Nanos::new(20), 0)), 4);
     }
 
     /// Regression: grants that were dropped in the order of their arrival made a piece each, and
@@ -459,7 +473,7 @@ mod tests {
         let all: Vec<LeaseCharge> = (0..2000).map(taken).collect();
         all.into_iter().for_each(|taken| stock.put_back(taken));
         assert_eq!((stock.pieces(), stock.held(Nanos::new(1)), stock.taken()), (2, (2000, 0), 0));
-        assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 1000);
+        assert_eq!(permits(&stock.remove(Nanos::new(20), Nanos::new(20), 0)), 1000);
     }
 
     #[test]
@@ -469,10 +483,12 @@ mod tests {
             stock.add(piece(n, usable, 100), 0);
         }
         let at = Nanos::new(15);
-        assert_eq!(stock.remove(at, 12), []);
-        let removed = stock.remove(at, 11);
+        assert_eq!(stock.remove(at, at, 12), []);
+        let removed = stock.remove(at, at, 11);
         assert_eq!((permits(&removed), removed[0].origin.before.is_some()), (7, true));
-        assert_eq!(stock.remove(at, 0), [piece(6, 20, 100)]);
+        let by = |millis| Nanos::new(millis);
+        assert_eq!(stock.remove(at, by(20), 0), []);
+        assert_eq!(stock.remove(at, by(19), 0), [piece(6, 20, 100)]);
         // Usable permits stay until they end.
         assert_eq!(stock.held(at), (5, 0));
     }
@@ -528,7 +544,7 @@ mod tests {
                         model = left(&stock);
                     }
                     6 => {
-                        let gone = stock.remove(at, random.random_range(0..30));
+                        let gone = stock.remove(at, at, random.random_range(0..30));
                         removed += permits(&gone);
                         model = left(&stock);
                         assert!(model.iter().all(|(_, ends)| *ends > now));
@@ -565,7 +581,7 @@ mod tests {
                 let n = 1 + i % 7;
                 added.fetch_add(n, Ordering::Relaxed);
                 stock.add(piece(n, 4 * i, 4 * i + 200), 0);
-                removed += permits(&stock.remove(Nanos::new(4 * i), 50));
+                removed += permits(&stock.remove(Nanos::new(4 * i), Nanos::new(4 * i), 50));
             }
             removed
         });

@@ -1189,3 +1189,51 @@ fn a_lease_of_permits_that_came_back_ends_with_their_window() {
         });
     }
 }
+
+/// Waiting requests kept a lease that was booked far ahead after another process had reset the
+/// limit: they got nothing until the lease was due.
+#[test]
+fn a_lease_far_ahead_is_booked_anew_after_a_reset() {
+    for (line, rate) in [
+        ("token_bucket 500/s burst 500", 500_u32),
+        ("token_bucket 20/s burst 40", 20),
+        ("leaky_bucket 500/s nodelay 20", 500),
+        ("sliding_window 500/s cells 10", 500),
+        ("sliding_estimate 500/s", 500),
+        ("sliding_log 500/s", 500),
+        ("fixed_window 500/s", 500),
+    ] {
+        run(async move {
+            let second = Duration::from_secs(1);
+            let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, line);
+            let other = fleet.model.open(Store::builder("redis://model")).unwrap();
+            let other = other.limiter("all").limit("calls", line).build().unwrap();
+            let limiter = fleet.limiters.remove(0);
+            for _ in 0..60 {
+                let (limiter, log) = (limiter.clone(), fleet.log());
+                tokio::spawn(async move {
+                    while let Ok(permits) = limiter.acquire().await {
+                        log(permits.permits().into());
+                    }
+                });
+            }
+            tokio::time::sleep(2 * second).await;
+            let ahead = AnyLimiter::from(other.clone());
+            let ahead: Vec<_> =
+                (0..60 * rate / 20).map(|_| tokio::spawn(ahead.acquire_many(20))).collect();
+            tokio::time::sleep(5 * second).await;
+            let granted = fleet.granted();
+            tokio::time::sleep(2 * second).await;
+            let granted = fleet.granted() - granted;
+            assert!(granted <= u64::from(rate) / 10, "{line}: {granted}, and the next are due in a minute");
+            ahead.iter().for_each(JoinHandle::abort);
+            other.reset().await.unwrap();
+            tokio::time::sleep(3 * second).await;
+            let granted = fleet.granted();
+            tokio::time::sleep(10 * second).await;
+            let granted = fleet.granted() - granted;
+            let all = u64::from(rate) * 10;
+            assert!((all * 95 / 100..=all * 105 / 100).contains(&granted), "{line}: {granted} in 10 s");
+        });
+    }
+}

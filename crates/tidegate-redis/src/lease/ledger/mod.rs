@@ -81,6 +81,10 @@ struct State {
     round_trip: Option<Duration>,
     /// Nothing is booked before this time.
     not_before: Nanos,
+    /// When the store is asked next for a lease that is due sooner.
+    next_sooner: Nanos,
+    /// Whether the store granted a lease sooner than others, and has granted none late since.
+    has_sooner: bool,
     /// Whether the last booking for queued requests failed for another reason than an outage.
     is_hopeless: bool,
     /// How many times the leases were ended. A booking that was asked for before an ending ends
@@ -597,6 +601,34 @@ mod tests {
             _ = ledger.handle_reply(at(sent + took), &order, Ok(&reply));
             assert_eq!(ledger.is_backing_off(at(sent + took)), is_left, "after {took} ms");
         }
+    }
+
+    /// The queued requests keep their lease whatever the store replies, also nothing.
+    #[test]
+    fn a_lease_that_is_due_sooner_is_asked_for_once_a_second() {
+        let ledger = ledger("token_bucket 1000/s burst 100", 1);
+        ledger.joins(&vec![(5, 5)], true);
+        let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
+        let ahead = Reply { wait: 60_000 * MS, ..booked(60_000 * MS, vec![5]) };
+        assert!(matches!(ledger.handle_reply(at(17), &order, Ok(&ahead)), Outcome::Booked(..)));
+        let refused = Reply { answer: Answer::Refused, ..booked(MS, vec![0]) };
+        let paused = Reply { answer: Answer::Predicted, ..booked(MS, vec![0]) };
+        let replies = [Err(Away::Misconfigured), Ok(&refused), Ok(&paused)];
+        for (second, reply) in (0..).step_by(1000).zip(replies) {
+            assert_eq!(ledger.plan(at(17 + second), 1, false), Plan::Rest(at(1017 + second)));
+            let Plan::Book(order) = ledger.plan(at(1017 + second), 1, false) else { panic!("it asks") };
+            assert_eq!(order.longest, (60_017 - 1017 - u32::try_from(second).unwrap()) * MS / 4 * 3);
+            assert_eq!(ledger.handle_reply(at(1017 + second), &order, reply), Outcome::NoneSooner);
+            assert_eq!(ledger.accounts[0].stock.held(at(1017 + second)), (0, 5));
+        }
+        let Plan::Book(order) = ledger.plan(at(5000), 1, false) else { panic!("it asks") };
+        let sooner = Reply { wait: Duration::ZERO, ..booked(MS, vec![5]) };
+        assert!(matches!(ledger.handle_reply(at(5001), &order, Ok(&sooner)), Outcome::Booked(..)));
+        assert_eq!(ledger.accounts[0].stock.held(at(5001)), (5, 5));
+        // The lease far ahead goes back.
+        let Plan::Back(returns) = ledger.plan(at(5001), 1, false) else { panic!("it goes back") };
+        assert_eq!(returns.iter().map(|back| back.permits).collect::<Vec<_>>(), [5]);
+        assert_eq!(ledger.accounts[0].stock.held(at(5001)), (5, 0));
     }
 
     /// A request may have read the clock before a reply was noted, and look at the limits

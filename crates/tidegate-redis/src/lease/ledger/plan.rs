@@ -16,6 +16,15 @@
 //! grants leases as often as single requests. A request that finds no permit makes no call, because
 //! the next lease asks for it. After a grant the store would refuse all requests of this process
 //! until no more than W is booked; permits that are asked for in this time are in no lease.
+//!
+//! # Leases that are due much later
+//!
+//! Queued requests may hold a lease that is due much later: it was booked behind a long queue or a
+//! debit. If another process then gives these permits back, the store has permits sooner, and
+//! reports it to nobody. So while the next lease is due in more than a second, the store is asked
+//! once a second for one that is due sooner, and at once again after it granted one. Nothing else
+//! follows if it grants none. Once it granted one, leases that are due in more than a second are
+//! kept for queued requests only: a process with such a lease would book no other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,6 +46,9 @@ const REST: Nanos = Nanos::new(5_000_000);
 
 /// The most pieces that may be booked at one time.
 const MAX_PIECES: usize = 64;
+
+/// A lease that is due sooner must be due within this part of the time to the next lease.
+const SOONER: (u32, u32) = (3, 4);
 
 /// The most pieces that are asked for together, if a bucket holds too few permits for a round trip.
 const MAX_TOGETHER: u64 = 16;
@@ -75,6 +87,8 @@ pub(crate) struct Order {
     patience: Duration,
     pub(crate) sent: Nanos,
     generation: u64,
+    /// Whether the queued requests have leases, and this one would be due sooner.
+    is_sooner: bool,
 }
 
 /// The result of a booking.
@@ -84,6 +98,8 @@ pub(crate) enum Outcome {
     /// after the end of its own lease, goes back.
     Booked(Vec<usize>, Vec<Return>),
     Refused,
+    /// No lease is due sooner than those that the queued requests have.
+    NoneSooner,
     /// No request can be served by a lease now.
     Failed,
 }
@@ -144,10 +160,36 @@ impl Ledger {
                 None => Plan::Rest(ends.min(state.next)),
             };
         }
-        if paced > now {
-            return Plan::Rest(ends.min(paced));
+        let mut next_sooner = Nanos::MAX;
+        if !are_left && let Some((costs, first)) = self.far_ahead(&mut state, now, in_line) {
+            next_sooner = state.next_sooner.max(state.not_before);
+            if next_sooner <= now && needs.pieces < 2 * MAX_PIECES {
+                let longest = first.saturating_since(now).as_duration() / SOONER.1 * SOONER.0;
+                return Plan::Book(Order { is_sooner: true, ..state.order(costs, longest, now) });
+            }
         }
-        if needs.is_idle { Plan::Idle } else { Plan::Rest(ends) }
+        if paced > now {
+            return Plan::Rest(ends.min(paced).min(next_sooner));
+        }
+        if needs.is_idle { Plan::Idle } else { Plan::Rest(ends.min(next_sooner)) }
+    }
+
+    /// Returns the permits of a lease for queued requests that have too few permits for the next
+    /// second and hold later ones, and when the first of these are usable.
+    fn far_ahead(&self, state: &mut State, now: Nanos, in_line: usize) -> Option<(Costs, Nanos)> {
+        let is_overloaded = now < state.overloaded_till;
+        let mut first = None;
+        let mut costs = Costs::new();
+        for (i, account) in self.accounts.iter().enumerate() {
+            let waiting = self.waiting(account, in_line);
+            let (usable, later) = account.stock.usable_by(now, now.saturating_add(TRUST));
+            let later = later.filter(|_| usable < waiting);
+            first = first.into_iter().chain(later).min();
+            let size = self.size(i, now, &mut state.limits[i], is_overloaded);
+            let n = if later.is_some() { size.min(waiting).max(account.for_line(waiting)) } else { 0 };
+            costs.push((n, n));
+        }
+        Some((costs, first?))
     }
 
     /// Returns what the limits need, and the permits that go back to the store before it is booked.
@@ -162,9 +204,13 @@ impl Ledger {
             let spare = if are_left { 0 } else { 2 * size.max(limit.lease) };
             let removed = match are_left && waiting == 0 {
                 true => account.stock.clear(),
-                false => account.stock.remove(now, waiting.saturating_add(spare)),
+                false => account.stock.remove(now, now, waiting.saturating_add(spare)),
             };
             returns.extend(self.returns_of(i, now, removed));
+            if state.has_sooner {
+                let removed = account.stock.remove(now, now.saturating_add(TRUST), waiting);
+                returns.extend(self.returns_of(i, now, removed));
+            }
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
             let Demand { n, is_short, is_urgent } =
@@ -205,7 +251,7 @@ impl Ledger {
             false => patience.saturating_add(span),
         };
         let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
-        Some(Order { costs, longest, times, patience, sent: now, generation: state.generation })
+        Some(Order { times, ..state.order(costs, longest, now) })
     }
 
     /// Returns how much of a limit is booked next, if the queued requests wait for `waiting`
@@ -258,6 +304,10 @@ impl Ledger {
     /// Handles the result of an order.
     pub(crate) fn handle_reply(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
         let mut state = self.lock();
+        if order.is_sooner && !matches!(reply, Ok(Reply { answer: Answer::Done, .. })) {
+            state.next_sooner = now.saturating_add(TRUST);
+            return Outcome::NoneSooner;
+        }
         let reply = match reply {
             Ok(reply) => reply,
             Err(Away::Misconfigured) => {
@@ -305,6 +355,7 @@ impl Ledger {
         let is_late = order.generation != state.generation;
         let took = now.saturating_since(order.sent).as_duration();
         self.note_booking(state, now, took, reply);
+        state.next_sooner = if order.is_sooner { now } else { now.saturating_add(TRUST) };
         let is_overloaded = now < state.overloaded_till;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
@@ -340,6 +391,7 @@ impl Ledger {
                 limit.ordered = limit.ordered.saturating_add(refused);
             }
             let waiting = account.waiting.load(Ordering::Relaxed);
+            state.has_sooner = order.is_sooner || state.has_sooner && piece.usable <= now.saturating_add(TRUST);
             account.stock.add(piece, waiting.saturating_add(size / 2));
             booked.push(i);
         }
@@ -369,6 +421,12 @@ impl Ledger {
 }
 
 impl State {
+    /// Returns an order of one booking.
+    fn order(&self, costs: Costs, longest: Duration, now: Nanos) -> Order {
+        let (patience, generation) = (self.usual.longest, self.generation);
+        Order { costs, longest, times: 1, patience, sent: now, generation, is_sooner: false }
+    }
+
     /// Leaves the requests to the store for a while, without hope of a lease.
     fn leave_to_store(&mut self, now: Nanos) {
         (self.not_before, self.is_hopeless) = (now.saturating_add(TRUST), true);
