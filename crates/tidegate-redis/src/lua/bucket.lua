@@ -515,9 +515,12 @@ do
     end
 
     -- If a refund and a loan of it are applied again, the level stays. Grants between the two found
-    -- a higher level, as far as the peaks show it.
+    -- a higher level, as far as the peaks show it. If no grant is left behind the loan, the level
+    -- may have met the cap before it. Then the refund is lost as far as it was above the cap, and
+    -- the loan is not. Units that accrued since the loan make up for it.
     function bucket.pass_on(l, due, at, n)
-      local units, peaks, most, met = n * l.terms[2], l.peaks, nil, l.terms[3] + 1
+      local cap, units, peaks, most = l.terms[3], n * l.terms[2], l.peaks, nil
+      local met, lost = cap + 1, 0
       l.peaks = {}
       for i = 1, #peaks, 2 do
         local instant, level = peaks[i], peaks[i + 1]
@@ -525,11 +528,23 @@ do
           most = level
           peak(l, at, min(most + units, met))
         end
-        if instant > due and instant <= at then level = min(level + units, met) end
+        if instant > due and instant <= at then
+          lost = max(lost, min(level, cap) + units - cap)
+          level = min(level + units, met)
+        end
         peak(l, instant, level)
       end
       if not most then
-        peak(l, at, min(level_at(l, max(l.now, l.booked), l.terms[3]) + units, met))
+        local from = max(l.booked, at)
+        local level, accrued = level_at(l, from, MOST), filled(l.terms, 0, at, from, MOST)
+        local is_full = level >= cap
+        local found = is_full and cap or level - accrued
+        lost = max(lost, found + units - cap)
+        if lost > 0 then
+          spend(l)
+          l.level, l.booked = is_full and min(cap, cap - lost + accrued) or level - lost, from
+        end
+        peak(l, at, min(found + units, met))
       end
     end
   end

@@ -1,5 +1,6 @@
 //! Bookings that are dropped in any order: which of them come back, and which never do.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -203,6 +204,54 @@ fn dropped_bookings_are_never_granted_twice() {
             panic!("{line}, {seed}: {found}");
         }
     }
+}
+
+/// Permits of dropped bookings had been granted, and then the last booking behind that grant was
+/// undone: the bucket had been full before the grant, and kept what had accrued above the cap.
+#[test]
+fn a_full_bucket_has_no_permits_beyond_its_burst_when_lent_permits_are_undone() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 20/s burst 40").without_longest();
+    let (mut grants, mut waiting) = (Vec::new(), BTreeMap::new());
+    // At each instant, in milliseconds, these numbers of bookings go back, and then these numbers
+    // ask for these permits.
+    let calls: [(u64, &[u64], &[(u64, u64)]); 15] = [
+        (1, &[], &[(0, 38), (6, 16), (8, 17), (12, 7), (13, 9), (14, 10), (17, 20), (29, 18)]),
+        (11, &[13], &[]),
+        (16, &[6], &[]),
+        (149, &[14], &[]),
+        (161, &[17], &[]),
+        (340, &[8], &[]),
+        (610, &[], &[(36, 5), (37, 16), (38, 12), (39, 20)]),
+        (930, &[29], &[]),
+        (969, &[38], &[]),
+        (985, &[37], &[]),
+        (1010, &[], &[(83, 14), (86, 4)]),
+        (2516, &[], &[(102, 20)]),
+        (2518, &[39], &[]),
+        (3834, &[], &[(104, 20)]),
+        (3836, &[102], &[]),
+    ];
+    for (millis, back, asked) in calls {
+        let now = START + 1000 * millis;
+        for number in back {
+            let (reply, n) = waiting.remove(number).expect("a booking");
+            give_back(&mut store, now, &limit, &reply, n);
+        }
+        for (number, n) in asked {
+            let reply = store.call(ANY_WAIT, now, &[limit.part(*n, &[])]);
+            waiting.insert(number, (reply, *n));
+        }
+    }
+    grants.extend(waiting.values().map(|(reply, n)| Net { at: due(reply), n: *n }));
+    let now = START + 3_839_000;
+    while store.call(TRY, now, &[limit.part(1, &[])]).answer == Answer::Done {
+        grants.push(Net { at: now, n: 1 });
+    }
+    assert_eq!(is_within(&limit, &grants), Ok(()));
+    // Four permits that were lent at 1,010 ms count as lent at 3,834 ms, like the rest of their
+    // refund.
+    assert_eq!(grants.iter().filter(|net| net.at == now).count(), 16);
 }
 
 /// Callers request twice the rate, in mixed sizes, and drop each wait that takes over a second.
