@@ -28,7 +28,8 @@
 --   | state | name  | unit    | meaning                                                         |
 --   |-------|-------|---------|-----------------------------------------------------------------|
 --   | ..    | least | permits | no window has fewer, from that of the call that made the first  |
---   |       |       |         | of these bookings to the one before that of `booked`            |
+--   |       |       |         | of these bookings to the one before that of `booked`. A window  |
+--   |       |       |         | above its limit, because of a debit, counts as one that has none |
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
 do
@@ -41,6 +42,11 @@ do
     end
     local began = at - (at - t[3]) % t[2]
     return began, l.booked >= began and l.used or 0
+  end
+
+  -- Returns how many permits a window can get back by a refund that names no grant.
+  local function countable(l, used)
+    return used <= l.terms[1] and used or 0
   end
 
   kinds[FIXED] = {
@@ -74,7 +80,9 @@ do
           l.least = MOST
         end
         -- Windows that are skipped have no permits.
-        if began > before then l.least = min(l.least, began == before + l.terms[2] and least or 0) end
+        if began > before then
+          l.least = min(l.least, began == before + l.terms[2] and countable(l, least) or 0)
+        end
       end
       if l.terms[3] < 0 and l.used == 0 then
         l.since, l.before, l.from = began, began, began
@@ -125,10 +133,11 @@ do
       return max(0, l.used - l.terms[1])
     end
 
-    -- Returns how many permits the present window has granted at least, while bookings lie ahead.
+    -- Returns how many permits the present window has granted at least, while bookings lie ahead; 0
+    -- if it may be above its limit.
     kinds[FIXED].granted = function(l)
       if l.began > l.now then return l.least end
-      return l.origin ~= '' and l.used - l.alive or 0
+      return l.origin ~= '' and countable(l, l.used - l.alive) or 0
     end
 
     kinds[FIXED].lend = function(l, at, n)

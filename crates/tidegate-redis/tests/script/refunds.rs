@@ -1167,3 +1167,29 @@ fn a_refund_beside_many_dropped_bookings_does_not_overfill_a_bucket_in_steps() {
     let state = call(1200, Operation::Status, 0, &[]);
     assert_eq!(state.limits[0].available, 10);
 }
+
+/// A refund by number of a debit above the limit was permits of the present window, beside a wait
+/// for the next one: it had 499 of 10.
+#[test]
+fn a_window_above_its_limit_gets_no_permits_of_a_refund_beside_a_wait() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["fixed_window 10/s", "fixed_window 10/s from_first_grant"] {
+        for (debit, waits, later, refund) in
+            [(2000, 1, 0, 500), (20, 1, 0, 5), (2000, 20, 0, 500), (11, 1, 0, 11), (3, 12, 900, 500), (3, 12, 900, 902)]
+        {
+            let limit = Limit { key: format!("{line}-{debit}-{waits}-{refund}"), ..Limit::new(line) };
+            let limit = limit.without_longest();
+            let mut calls = vec![(Operation::Debit, START, debit)];
+            calls.extend((0..waits).map(|_| (ANY_WAIT, START, 1)));
+            // This debit is of the window of the last wait.
+            calls.extend((later > 0).then_some((Operation::Debit, START, later)));
+            calls.extend((later > 0).then_some((ANY_WAIT, START, 1)));
+            store.run(&limit, &calls);
+            let now = START + if later > 0 { 1_100_000 } else { 100_000 };
+            store.call(Operation::Refund { due: NO_GRANT }, now, &[limit.part(refund, &[])]);
+            let status = store.call(Operation::Status, now, &[limit.part(0, &[])]).limits.remove(0);
+            assert_eq!(status.available, 0, "{line}, {debit}, {waits}, {later}, {refund}");
+            assert_eq!(store.call(TRY, now, &[limit.part(1, &[])]).answer, Answer::Refused);
+        }
+    }
+}
