@@ -32,6 +32,7 @@ use tidegate::{
 use tokio::sync::{Notify, oneshot};
 
 use crate::guarded::guarded;
+use crate::lease::account::TRUST;
 use crate::lease::ledger::{Ledger, Order, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
 use crate::script::{Answer, Reply};
@@ -144,6 +145,7 @@ impl Leases {
         self.ledger.waits(now, costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
+            || self.is_cut_off() && !self.waits_for_store()
             || self.ledger.note_waiting_costs(now, costs)
             || !is_booked
                 && !self.ledger.has_waiting()
@@ -197,6 +199,10 @@ impl Leases {
         self.set.check(costs).ok()?;
         let ledger = &self.ledger;
         ledger.missed(costs);
+        if self.is_cut_off() {
+            ledger.note_by_store(costs);
+            return None;
+        }
         let due = ledger.ready_at(self.set.clock.now(), costs);
         // The clock is read again, because a lease may have come since the first reading: its
         // permits would be due later than that.
@@ -241,6 +247,13 @@ impl Leases {
             self.drive();
         }
         None
+    }
+
+    /// Returns whether the store is away, and leases are due much later: they are for the requests
+    /// that wait for them already.
+    fn is_cut_off(&self) -> bool {
+        let soon = self.set.clock.now().saturating_add(TRUST);
+        self.ledger.booked_till() > soon && self.set.is_failing()
     }
 
     /// Returns how many permits of a limit can be taken.

@@ -1219,8 +1219,7 @@ fn a_lease_far_ahead_is_booked_anew_after_a_reset() {
             }
             tokio::time::sleep(2 * second).await;
             let ahead = AnyLimiter::from(other.clone());
-            let ahead: Vec<_> =
-                (0..60 * rate / 20).map(|_| tokio::spawn(ahead.acquire_many(20))).collect();
+            let ahead: Vec<_> = (0..60 * rate / 20).map(|_| tokio::spawn(ahead.acquire_many(20))).collect();
             tokio::time::sleep(5 * second).await;
             let granted = fleet.granted();
             tokio::time::sleep(2 * second).await;
@@ -1234,6 +1233,47 @@ fn a_lease_far_ahead_is_booked_anew_after_a_reset() {
             let granted = fleet.granted() - granted;
             let all = u64::from(rate) * 10;
             assert!((all * 95 / 100..=all * 105 / 100).contains(&granted), "{line}: {granted} in 10 s");
+        });
+    }
+}
+
+/// A lease far ahead decided requests while the store was away, instead of `while_away`: those that
+/// do not wait were refused, and new waits stood behind it. A lease of dropped waits stayed as well.
+#[test]
+fn a_lease_far_ahead_decides_nothing_while_the_store_is_away() {
+    for drops in [true, false] {
+        on_model(async |model| {
+            let line = "token_bucket 300/s burst 300";
+            let open = |away| model.open(Store::builder("redis://model").while_away(away)).unwrap();
+            let limiter = |store: &Store| store.limiter("all").limit("calls", line);
+            let store = open(WhileAway::Open);
+            let leased = AnyLimiter::from(limiter(&store).leased().build().unwrap());
+            let other = AnyLimiter::from(limiter(&open(WhileAway::Wait)).build().unwrap()).non_blocking();
+            let loops: Vec<_> = (0..40)
+                .map(|_| {
+                    let limiter = leased.clone();
+                    tokio::spawn(async move { while limiter.acquire().await.is_ok() {} })
+                })
+                .collect();
+            tokio::time::sleep(2000 * MS).await;
+            other.debit(9000).unwrap();
+            tokio::time::sleep(2000 * MS).await;
+            assert_eq!(leased.fetch_status().await.unwrap().waiting, 40);
+            if drops {
+                loops.iter().for_each(JoinHandle::abort);
+                tokio::time::sleep(1000 * MS).await;
+                assert_eq!(store.lease_counts().outstanding(), 0);
+            }
+            model.stop(true);
+            // The first calls find out that the store is away.
+            tokio::time::sleep(3000 * MS).await;
+            _ = leased.acquire_now(1).await;
+            for _ in 0..10 {
+                assert!(leased.acquire_now(1).await.unwrap().is_degraded(), "{drops}");
+                let wait = tokio::time::timeout(1000 * MS, leased.acquire());
+                assert!(wait.await.expect("no wait").unwrap().is_degraded(), "{drops}");
+            }
+            loops.iter().for_each(JoinHandle::abort);
         });
     }
 }

@@ -1174,9 +1174,14 @@ fn a_refund_beside_many_dropped_bookings_does_not_overfill_a_bucket_in_steps() {
 fn a_window_above_its_limit_gets_no_permits_of_a_refund_beside_a_wait() {
     let Some(mut store) = Store::new() else { return };
     for line in ["fixed_window 10/s", "fixed_window 10/s from_first_grant"] {
-        for (debit, waits, later, refund) in
-            [(2000, 1, 0, 500), (20, 1, 0, 5), (2000, 20, 0, 500), (11, 1, 0, 11), (3, 12, 900, 500), (3, 12, 900, 902)]
-        {
+        for (debit, waits, later, refund) in [
+            (2000, 1, 0, 500),
+            (20, 1, 0, 5),
+            (2000, 20, 0, 500),
+            (11, 1, 0, 11),
+            (3, 12, 900, 500),
+            (3, 12, 900, 902),
+        ] {
             let limit = Limit { key: format!("{line}-{debit}-{waits}-{refund}"), ..Limit::new(line) };
             let limit = limit.without_longest();
             let mut calls = vec![(Operation::Debit, START, debit)];

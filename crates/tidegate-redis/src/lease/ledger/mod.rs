@@ -83,6 +83,8 @@ struct State {
     not_before: Nanos,
     /// When the store is asked next for a lease that is due sooner.
     next_sooner: Nanos,
+    /// Whether the last lease that is due in more than a second was booked for queued requests.
+    is_far_for_line: bool,
     /// Whether the store granted a lease sooner than others, and has granted none late since.
     has_sooner: bool,
     /// Whether the last booking for queued requests failed for another reason than an outage.

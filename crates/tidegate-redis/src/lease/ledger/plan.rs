@@ -23,8 +23,9 @@
 //! debit. If another process then gives these permits back, the store has permits sooner, and
 //! reports it to nobody. So while the next lease is due in more than a second, the store is asked
 //! once a second for one that is due sooner, and at once again after it granted one. Nothing else
-//! follows if it grants none. Once it granted one, leases that are due in more than a second are
-//! kept for queued requests only: a process with such a lease would book no other.
+//! follows if it grants none. Once it has granted one, leases that are due in more than a second are
+//! kept for queued requests only, because a process with such a lease would book no other. For the
+//! same reason a lease for queued requests goes back when all of them have left.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -87,6 +88,8 @@ pub(crate) struct Order {
     patience: Duration,
     pub(crate) sent: Nanos,
     generation: u64,
+    /// Whether queued requests wait for it.
+    is_urgent: bool,
     /// Whether the queued requests have leases, and this one would be due sooner.
     is_sooner: bool,
 }
@@ -207,7 +210,7 @@ impl Ledger {
                 false => account.stock.remove(now, now, waiting.saturating_add(spare)),
             };
             returns.extend(self.returns_of(i, now, removed));
-            if state.has_sooner {
+            if state.has_sooner || state.is_far_for_line && waiting == 0 {
                 let removed = account.stock.remove(now, now.saturating_add(TRUST), waiting);
                 returns.extend(self.returns_of(i, now, removed));
             }
@@ -251,7 +254,7 @@ impl Ledger {
             false => patience.saturating_add(span),
         };
         let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
-        Some(Order { times, ..state.order(costs, longest, now) })
+        Some(Order { times, is_urgent, ..state.order(costs, longest, now) })
     }
 
     /// Returns how much of a limit is booked next, if the queued requests wait for `waiting`
@@ -391,7 +394,10 @@ impl Ledger {
                 limit.ordered = limit.ordered.saturating_add(refused);
             }
             let waiting = account.waiting.load(Ordering::Relaxed);
-            state.has_sooner = order.is_sooner || state.has_sooner && piece.usable <= now.saturating_add(TRUST);
+            if piece.usable > now.saturating_add(TRUST) {
+                (state.is_far_for_line, state.has_sooner) = (order.is_urgent, false);
+            }
+            state.has_sooner |= order.is_sooner;
             account.stock.add(piece, waiting.saturating_add(size / 2));
             booked.push(i);
         }
@@ -424,7 +430,8 @@ impl State {
     /// Returns an order of one booking.
     fn order(&self, costs: Costs, longest: Duration, now: Nanos) -> Order {
         let (patience, generation) = (self.usual.longest, self.generation);
-        Order { costs, longest, times: 1, patience, sent: now, generation, is_sooner: false }
+        let (is_urgent, is_sooner) = (false, false);
+        Order { costs, longest, times: 1, patience, sent: now, generation, is_urgent, is_sooner }
     }
 
     /// Leaves the requests to the store for a while, without hope of a lease.
