@@ -116,7 +116,13 @@ where
     ) {
         if let Some(limiters) = shard.limiters() {
             let slots = limiters.slots_from(home(hash), SWEEP);
-            self.settle(shard, slots, true, now, removed);
+            self.settle(
+                shard,
+                slots,
+                (now > RETENTION).then(|| now.saturating_since(RETENTION)),
+                now,
+                removed,
+            );
             shard.shrink_limiters(|key| self.hash_of(key));
         }
     }
@@ -128,14 +134,14 @@ where
             && (of_key.shares_states() || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
 
-    /// Settles the idle key limiters at some slots. If `forgets` is set, or if their states cannot
-    /// move into the table, forgets the key limiters that may be forgotten. Returns whether a key
-    /// was forgotten.
+    /// Settles the idle key limiters at some slots. Forgets those that could be forgotten at
+    /// `fresh_at`, and those that may be forgotten and whose states cannot move into the table.
+    /// Returns whether a key was forgotten.
     fn settle(
         &self,
         shard: &mut Shard<K, P, C>,
         slots: impl Iterator<Item = usize>,
-        forgets: bool,
+        fresh_at: Option<Nanos>,
         now: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
@@ -152,9 +158,8 @@ where
             if !Self::can_settle(of_key, now, emptied) {
                 continue;
             }
-            if (forgets || !of_key.shares_states())
-                && may_forget(limiter.policy(), limiter.state(), now, emptied)
-            {
+            let fresh_at = if of_key.shares_states() { fresh_at } else { Some(now) };
+            if fresh_at.is_some_and(|at| may_forget(limiter.policy(), limiter.state(), at, emptied)) {
                 if let Some(entry) = limiters.remove_at(slot) {
                     self.uncount();
                     removed.limiters.push(entry);
@@ -202,7 +207,7 @@ where
         // A fresh key stays for a while, like a key that a call without a key limiter used: a leaky
         // bucket may have predicted when a large request passes, and that prediction counts the
         // time for which the key was idle.
-        self.settle(&mut shard, slot.into_iter(), false, now, &mut removed);
+        self.settle(&mut shard, slot.into_iter(), None, now, &mut removed);
         shard.shrink_limiters(|key| self.hash_of(key));
     }
 
@@ -280,7 +285,8 @@ where
             }
             let mut shard = write(lock);
             let limiters = shard.limiters().map(|limiters| limiters.slots_from(first, self.search));
-            let forgot_limiter = self.settle(&mut shard, limiters.into_iter().flatten(), true, now, removed);
+            let forgot_limiter =
+                self.settle(&mut shard, limiters.into_iter().flatten(), Some(now), now, removed);
             let known = shard.entries().slots_from(first, self.search);
             let forgot_key = self.forget(&mut shard, known, now, removed);
             shard.shrink_limiters(|key| self.hash_of(key));
@@ -329,7 +335,7 @@ where
             drop(self.current(lock));
             let limiters = |shard: &Shard<K, P, C>| shard.limiters().map_or(0, Slots::slot_count);
             self.in_slices(lock, limiters, |shard, slots, now, removed| {
-                self.settle(shard, slots, true, now, removed);
+                self.settle(shard, slots, Some(now), now, removed);
             });
             let known = |shard: &Shard<K, P, C>| shard.entries().slot_count();
             self.in_slices(lock, known, |shard, slots, now, removed| {

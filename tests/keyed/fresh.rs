@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::support::counted::Counted;
 use proptest::prelude::*;
-use tidegate::policy::{AnyPolicy, Change, SmoothWarmingUp};
+use tidegate::policy::{AnyPolicy, Change, SmoothBursty, SmoothWarmingUp};
 use tidegate::{
     AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, TokenBucket,
     WhenKeysFull,
@@ -276,4 +276,25 @@ fn a_refund_of_a_new_key_that_is_not_full_is_as_in_a_plain_limiter() {
         keys.refund(&1, 2);
         assert_eq!(keys.status(&1).available, plain.status().available, "{line}");
     }
+}
+
+/// A full key whose limiter had been used was forgotten at once when another key got a limiter: it
+/// was new again, with fewer permits than it had stored.
+#[test]
+fn a_key_whose_limiter_was_used_stays_for_a_while() {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(5));
+    let keys = KeyedRateLimiter::with_clock(policy, 100_000, clock.clone());
+    (0..1000).for_each(|key| assert!(keys.try_acquire(&key).is_ok()));
+    clock.advance(Duration::from_secs(3));
+    for key in 0..500 {
+        drop(keys.limiter(&key));
+        drop(keys.limiter(&(key + 500)));
+        assert_eq!(keys.status(&key).available, 6, "{key}");
+    }
+    // A minute later they are forgotten, as new keys arrive.
+    clock.advance(Duration::from_secs(61));
+    (1000..5000).for_each(|key| assert!(keys.try_acquire(&key).is_ok()));
+    let stayed = (0..1000).filter(|key| keys.status(key).available == 6).count();
+    assert!(stayed < 500, "{stayed}");
 }
