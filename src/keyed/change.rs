@@ -103,6 +103,9 @@ where
         let (at, old) = (self.now_or(began, deferred), shard.policy.clone());
         self.advance(shard, at, deferred);
         deferred.run(|| shard.forget_emptied(at));
+        if change.is_reset_of_all() {
+            shard.forget_empty();
+        }
         // `Policy::change` changes a policy and one state together, so each state needs a clone of
         // the unchanged policy. The trial in `change_all` showed that the change is valid.
         let changed = |state: &P::State| {

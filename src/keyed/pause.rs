@@ -460,6 +460,13 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.restart(at))
     }
 
+    /// Forgets when a pause left all keys empty: each key is new again.
+    pub(super) fn forget_empty(&mut self) {
+        if let Some(more) = &mut self.more {
+            more.emptied = None;
+        }
+    }
+
     /// Forgets from when grants are spaced after a pause. With another rate, they could be spaced
     /// again. Keys with plans may still be spaced.
     fn forget_spacing(&mut self) {
