@@ -52,7 +52,13 @@ impl Line {
                 let granted = Granted { reply: booking.reply, waited, due };
                 state.answer(deferred, number, Outcome::Granted(granted));
             }
-            Answer::Done | Answer::Shadow => state.book(deferred, booking, now),
+            Answer::Done | Answer::Shadow => {
+                state.book(deferred, booking, now);
+                // Leases would serve later requests before.
+                if self.leases.is_some() {
+                    state.schedule_move_up(deferred, now);
+                }
+            }
         }
     }
 

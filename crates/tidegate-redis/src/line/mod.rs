@@ -175,6 +175,8 @@ struct State {
     paused: BTreeSet<u64>,
     pause_ends: Nanos,
     is_pause_watched: bool,
+    /// Whether the store's thread will ask for permits that other processes gave back.
+    is_move_up_watched: bool,
     bounds: QueueBounds,
     closed: bool,
 }

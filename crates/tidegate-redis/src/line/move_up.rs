@@ -5,15 +5,29 @@
 //! the line asks once more on behalf of the waiting requests, and again while it gets an earlier
 //! booking. The earlier booking goes to the first waiting request, the others move up, and the last
 //! booking goes back. If the store does not reply to a call, no request has lost its booking.
+//!
+//! Another process may give permits back, by dropped waits or by a reset, and nobody reports it to
+//! this line. If its limits are leased, leases would then serve later requests before those of this
+//! line. So while the last booking of such a line is due in more than a second, the line asks by
+//! itself: each time an eighth of that time has passed, and at most once a second.
 
 use tidegate::Nanos;
 
-use crate::line::class::MAX_CHECKED;
-use crate::line::{Entry, MAX_DECISIONS, QueuedRequest, State};
+use crate::line::class::{Class, MAX_CHECKED};
+use crate::line::{Deferred, Entry, MAX_DECISIONS, QueuedRequest, State};
 use crate::set::{Costs, exactly};
 
 /// A booking must be due within this part of the time to the last one, or it is not worth a call.
 const EARLIER: (u64, u64) = (3, 4);
+
+/// A line whose last booking is due sooner than this does not ask by itself, and no line asks more
+/// often.
+const SOON: Nanos = Nanos::new(1_000_000_000);
+
+/// The part of the time to its last booking after which a line asks by itself, and the longest such
+/// time.
+const CHECK_PART: u64 = 8;
+const LONGEST_CHECK: Nanos = Nanos::new(60_000_000_000);
 
 /// The most sizes that are asked for at once.
 const MAX_SIZES: usize = 4;
@@ -32,6 +46,30 @@ impl State {
     /// Asks for more after an earlier booking was found.
     pub(super) fn ask_for_more(&mut self, now: Nanos) {
         self.ask_for_waiting(now, |_| 2);
+    }
+
+    /// Makes the store's thread ask for permits that other processes gave back, if the last booking
+    /// is due much later.
+    pub(super) fn schedule_move_up(&mut self, deferred: &mut Deferred, now: Nanos) {
+        if self.is_move_up_watched {
+            return;
+        }
+        let last = self.classes.values().take(MAX_CHECKED).filter_map(Class::last).max();
+        let ahead = last.unwrap_or_default().0.saturating_since(now);
+        if ahead > SOON {
+            self.is_move_up_watched = true;
+            let rest = Nanos::new(ahead.as_u64() / CHECK_PART).clamp(SOON, LONGEST_CHECK);
+            deferred.visits.push((now.saturating_add(rest), State::check_move_up));
+        }
+    }
+
+    /// On the store's thread: asks for permits that other processes gave back.
+    fn check_move_up(&mut self, deferred: &mut Deferred, now: Nanos) {
+        self.is_move_up_watched = false;
+        self.schedule_move_up(deferred, now);
+        if self.is_move_up_watched {
+            self.ask_for_waiting(now, |_| 1);
+        }
     }
 
     /// Asks on behalf of waiting requests, for the sizes of the first ones that came.

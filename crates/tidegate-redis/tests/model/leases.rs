@@ -1277,3 +1277,34 @@ fn a_lease_far_ahead_decides_nothing_while_the_store_is_away() {
         });
     }
 }
+
+/// A process that had not leased yet sent its first requests to the store, where they were booked
+/// far ahead. After a reset by another process, leases served all later requests, and the first ones
+/// waited on.
+#[test]
+fn requests_far_ahead_at_the_store_move_up_with_the_leases() {
+    for first in [1, 20, 50, 300] {
+        run(async move {
+            let line = "token_bucket 200/s burst 100";
+            let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, line);
+            let other = fleet.model.open(Store::builder("redis://model")).unwrap();
+            let other = other.limiter("all").limit("calls", line).build().unwrap();
+            AnyLimiter::from(other.clone()).non_blocking().debit(8_000).unwrap();
+            let limiter = fleet.limiters.remove(0);
+            let firsts = at_once(&limiter, first);
+            tokio::time::sleep(2000 * MS).await;
+            other.reset().await.unwrap();
+            for _ in 0..50 {
+                let (limiter, log) = (limiter.clone(), fleet.log());
+                tokio::spawn(async move {
+                    while let Ok(permits) = limiter.acquire().await {
+                        log(permits.permits().into());
+                    }
+                });
+            }
+            tokio::time::sleep(12_000 * MS).await;
+            let served = firsts.iter().filter(|first| first.is_finished()).count();
+            assert_eq!(served, first, "after {} others", fleet.granted());
+        });
+    }
+}
