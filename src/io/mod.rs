@@ -66,8 +66,9 @@ pin_project! {
     ///
     /// # Errors
     ///
-    /// A refusal is an [`io::Error`] with the [`AllRefusal`] inside: the limiter was closed, its
-    /// queue is full, or it never grants a byte. The next call asks again.
+    /// A refusal is an [`io::Error`] with the [`AllRefusal`] inside: the limiter was closed, or its
+    /// queue is full. The next call asks again. A limiter that grants nothing, as
+    /// [`DenyAll`](crate::policy::DenyAll), refuses nothing: its bytes wait until it is changed.
     ///
     /// # Cancel safety
     ///

@@ -445,6 +445,19 @@ fn a_presumed_window_ends_without_a_response_and_is_not_presumed_again() {
     assert_eq!(begun_now(&world).len(), 50);
 }
 
+/// No window was presumed after responses that took no time, as those of a simulated server: all
+/// tasks began at its end.
+#[test]
+fn the_next_window_is_presumed_after_responses_that_took_no_time() {
+    let world = world();
+    let reported = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", "9"), ("x-ratelimit-reset", "5")];
+    obey(&mut world.call(), 200, &reported);
+    world.clock.advance(secs(6));
+    assert_eq!(begun_now(&world).len(), 10);
+    world.clock.advance(secs(3));
+    assert_eq!(begun_now(&world).len(), 50);
+}
+
 #[test]
 fn a_window_is_presumed_by_a_limit_that_the_server_reported_only() {
     let world = world();

@@ -194,7 +194,8 @@ impl<L: Limit> RateLimitLayer<L> {
     }
 
     /// Sets the response to a refused request. The layer adds the `RateLimit` headers and
-    /// `Retry-After`, unless the response already has them.
+    /// `Retry-After`. Where the response already has them, `Retry-After` stays, lists of limits have
+    /// both, and a state of one limit becomes that of the tighter one.
     ///
     /// The default is the response of [`Refused::to_response`].
     ///

@@ -41,7 +41,7 @@
 //! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
 //! | `remaining` with a reset | also allows no more calls than that until the reset. The call that takes the last unit pauses the limiter |
 //! | a redirect, or a response from a cache | has no effect, unless it is a refusal |
-//! | `limit` with `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until a response reports more |
+//! | `limit` with `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until a response reports more, or until a response takes more than twice as long as every response of the window before |
 //! | `limit`, or a policy | has no other effect |
 //!
 //! - If several calls in flight are refused together, they cause one pause, and the latest end
@@ -75,7 +75,9 @@
 //! response. If one client is the only user of its quota, the server refuses none of its calls from
 //! the second window on. In the first window, and if the server does not report `limit`, the
 //! client's own limit applies until the first response. A response that takes more than twice as
-//! long as every response of the window before arrives too late for the next window.
+//! long as every response of the window before arrives too late for the next window. If the first
+//! calls of a window all fail without a response, the client's own limit applies after that time as
+//! well.
 //!
 //! # In flight
 //!

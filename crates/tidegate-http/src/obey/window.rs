@@ -20,8 +20,9 @@
 //! For one round trip after a window is over, nothing is known of the next one. If the server
 //! reported how many units a window has, the first call after the end *presumes* the next window:
 //! it has as many units, less the calls in flight. The presumed window lasts until a response
-//! reports the true window, or for twice the longest round trip of the window before. The response
-//! to its first call has arrived by then. No window is presumed after a presumed one.
+//! reports the true window, or for twice the longest round trip of the window before, and at least
+//! for 20 ms. The response to its first call has arrived by then. No window is presumed after a
+//! presumed one.
 
 use tidegate::Nanos;
 
@@ -32,6 +33,9 @@ use crate::read::ServerLimit;
 /// Two resets are equal if they differ by no more than this: servers report whole seconds, and
 /// responses take time.
 const SLACK: Nanos = Nanos::new(2_000_000_000);
+
+/// A window is presumed for at least twice this time: a simulated server may respond in no time.
+const SHORTEST_TRIP: Nanos = Nanos::new(10_000_000);
 
 /// No server reports more limits than this. If a server reports more names, the oldest are
 /// forgotten.
@@ -101,7 +105,8 @@ impl Window {
             return false;
         };
         self.left = quota.saturating_sub(open.of(count));
-        self.until = now.saturating_add(self.trip).saturating_add(self.trip);
+        let trip = self.trip.max(SHORTEST_TRIP);
+        self.until = now.saturating_add(trip).saturating_add(trip);
         self.is_presumed = true;
         self.until > now
     }
