@@ -103,7 +103,7 @@ where
         let (at, old) = (self.now_or(began, deferred), shard.policy.clone());
         self.advance(shard, at, deferred);
         deferred.run(|| shard.forget_emptied(at));
-        if change.is_reset_of_all() {
+        if change == Change::reset() {
             shard.forget_empty();
         }
         // `Policy::change` changes a policy and one state together, so each state needs a clone of

@@ -146,17 +146,8 @@ impl Change {
 
     /// Returns the part that this changes; `None` for a reset of all parts.
     pub(crate) fn only_part(&self) -> Option<usize> {
-        self.part.or(if self.is_reset() { None } else { Some(0) })
-    }
-
-    /// Returns whether this only resets, all parts or one.
-    fn is_reset(&self) -> bool {
-        self.keep == Some(Keep::Nothing) && !self.has_terms()
-    }
-
-    /// Returns whether this makes each state a new one.
-    pub(crate) fn is_reset_of_all(&self) -> bool {
-        self.part.is_none() && self.is_reset()
+        let all = self.keep == Some(Keep::Nothing) && !self.has_terms();
+        self.part.or(if all { None } else { Some(0) })
     }
 
     /// Checks the change for policies with one part.

@@ -616,12 +616,13 @@ mod tests {
         let refused = Reply { answer: Answer::Refused, ..booked(MS, vec![0]) };
         let paused = Reply { answer: Answer::Predicted, ..booked(MS, vec![0]) };
         let replies = [Err(Away::Misconfigured), Ok(&refused), Ok(&paused)];
-        for (second, reply) in (0..).step_by(1000).zip(replies) {
-            assert_eq!(ledger.plan(at(17 + second), 1, false), Plan::Rest(at(1017 + second)));
-            let Plan::Book(order) = ledger.plan(at(1017 + second), 1, false) else { panic!("it asks") };
-            assert_eq!(order.longest, (60_017 - 1017 - u32::try_from(second).unwrap()) * MS / 4 * 3);
-            assert_eq!(ledger.handle_reply(at(1017 + second), &order, reply), Outcome::NoneSooner);
-            assert_eq!(ledger.accounts[0].stock.held(at(1017 + second)), (0, 5));
+        for (second, reply) in (1..).zip(replies) {
+            let now = at(17 + 1000 * second);
+            assert_eq!(ledger.plan(at(17 + 1000 * (second - 1)), 1, false), Plan::Rest(now));
+            let Plan::Book(order) = ledger.plan(now, 1, false) else { panic!("it asks") };
+            assert_eq!(order.longest, Duration::from_secs(60 - second) / 4 * 3);
+            assert_eq!(ledger.handle_reply(now, &order, reply), Outcome::NoneSooner);
+            assert_eq!(ledger.accounts[0].stock.held(now), (0, 5));
         }
         let Plan::Book(order) = ledger.plan(at(5000), 1, false) else { panic!("it asks") };
         let sooner = Reply { wait: Duration::ZERO, ..booked(MS, vec![5]) };
