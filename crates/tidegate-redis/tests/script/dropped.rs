@@ -467,3 +467,41 @@ fn a_drop_that_comes_twice_or_to_another_state_gives_nothing() {
         assert_eq!(store.call(Operation::Status, now, &[limit.part(0, &[])]), before, "{line}");
     }
 }
+
+/// Each place that ended was a refund of its own, and the store forgot the first of many: then it
+/// could not undo the bookings anymore. After all waits were dropped, they stayed debited.
+#[test]
+fn bookings_are_undone_after_many_places_have_ended() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "leaky_bucket 100/s",
+        "token_bucket 100/s burst 100",
+        "smooth_bursty 100/s",
+        "sliding_window 100/s cells 10",
+        "sliding_estimate 100/s",
+        "sliding_log 100/s with_capacity 300",
+        "fixed_window 100/s",
+    ] {
+        for passed in [1, 3, 8, 30] {
+            let limit = used_up(&mut store, line, format!("{line}-ended-{passed}"), START);
+            let booked: Vec<Reply> =
+                (0..300).map(|_| store.call(ANY_WAIT, START, &[limit.part(1, &[])])).collect();
+            let last = store.call(ANY_WAIT, START, &[limit.part(1, &[])]);
+            let mut now = START;
+            for (i, reply) in booked.into_iter().enumerate() {
+                if i < passed {
+                    now = due(&reply).max(now) + 1;
+                    let refund = Operation::Refund { due: reply.due };
+                    store.call(refund, now, &[limit.part(1, &[])]);
+                } else {
+                    give_back(&mut store, now, &limit, &reply, 1);
+                }
+            }
+            // Thirty places of a bucket end.
+            let later = now + 300_000;
+            give_back(&mut store, later, &limit, &last, 1);
+            let full_in = store.call(Operation::Status, later, &[limit.part(0, &[])]).limits[0].full_in;
+            assert!(full_in <= Duration::from_millis(700), "{line}, {passed}: {full_in:?}");
+        }
+    }
+}
