@@ -20,7 +20,7 @@ local RECORD = 18
 -- The `owed` of a kind returns how many permits a limit owes at its last booking, because of
 -- debits.
 
-local lasts, has_ended, refund, refund_ended, record, load, take_parts, unload
+local lasts, has_ended, refund, record, load, take_parts, unload
 if has_back then
   -- Returns until when the permits of a place may be granted.
   function lasts(l, due)
@@ -43,17 +43,6 @@ if has_back then
         note_refund(l, place.free, place.due, spare or 0, place.number)
       end
     end
-  end
-
-  -- Refunds a place that has ended together with those before it, `ended`, if they do not last or
-  -- are of one instant, and otherwise after them. Returns what is left to refund.
-  function refund_ended(l, ended, place)
-    if ended and (place.due == ended.due or lasts(l, place.due) == place.due) then
-      ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
-      return ended
-    end
-    if ended then refund(l, ended) end
-    return place
   end
 
   -- Returns the i-th place of a text.
@@ -83,10 +72,11 @@ if has_back then
           places[#places + 1] = place
           free, count = free + place.free, count + 1
           if count >= MAX_PLACES / 2 and free >= permits then break end
+        elseif ended and (place.due == ended.due or lasts(l, place.due) == place.due) then
+          ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
         else
-          local before = ended
-          ended = refund_ended(l, ended, place)
-          if ended ~= before then l.refunded = l.refunded + 1 end
+          if ended then refund(l, ended) end
+          ended, l.refunded = place, l.refunded + 1
           if l.refunded == 64 then break end
         end
       end

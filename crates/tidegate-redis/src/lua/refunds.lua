@@ -40,8 +40,25 @@ if has_back then
     back.n, back.lent, back.spare, back.of = -back.lent, 0, 0, -1
   end
 
+  -- Makes two refunds one that gives back no more than both: the first two that stand side by side
+  -- with no booking between them, and of which nothing is lent. Returns whether there are such two.
+  local function merge_two(refunds)
+    for i = 1, #refunds - 1 do
+      local one, other = refunds[i], refunds[i + 1]
+      local is_alike = one.number == other.number and (one.of < 0) == (other.of < 0)
+      if is_alike and one.n > 0 and other.n > 0 and one.lent == 0 and other.lent == 0 then
+        one.due, one.of, one.till = min(one.due, other.due), max(one.of, other.of), other.till
+        one.n, one.spare = one.n + other.n, one.spare + other.spare
+        table.remove(refunds, i + 1)
+        return true
+      end
+    end
+    return false
+  end
+
   -- Notes a refund, or a loan, to be applied again when bookings ahead are undone. If there are too
-  -- many, the first is forgotten, and no booking from before it can be undone.
+  -- many, two become one, or else the first is forgotten, and no booking from before it can be
+  -- undone.
   function note_refund(l, n, due, spare, of)
     local refunds = l.refunds
     if refunds == NONE then refunds = {} end
@@ -56,7 +73,7 @@ if has_back then
     else
       refunds[#refunds + 1] = refund
     end
-    if #refunds > MAX_REFUNDS then
+    if #refunds > MAX_REFUNDS and not merge_two(refunds) then
       l.kept_from, l.origin = max(l.kept_from, table.remove(refunds, 1).number), ''
     end
     l.refunds = refunds

@@ -57,16 +57,10 @@ if has_back then
   -- that every booking ahead has found. Afterwards the list has places with `permits` permits, if
   -- enough are left.
   function pass(l, permits)
-    local places, ended, i = l.places, nil, 1
-    while places[i] do
-      if has_ended(l, places[i]) then
-        local place = table.remove(places, i)
-        if place.free > 0 then ended = refund_ended(l, ended, place) end
-      else
-        i = i + 1
-      end
+    local places = l.places
+    for i = #places, 1, -1 do
+      if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
     end
-    if ended then refund(l, ended) end
     local parts = l.parts
     for i = parts and #parts or 0, 1, -1 do
       if parts[i].due <= now then table.remove(parts, i) end
