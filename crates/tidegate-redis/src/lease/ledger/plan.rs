@@ -164,9 +164,10 @@ impl Ledger {
             };
         }
         let mut next_sooner = Nanos::MAX;
-        if !are_left && let Some((costs, first)) = self.far_ahead(&mut state, now, in_line) {
+        let may_ask = !are_left && needs.pieces < 2 * MAX_PIECES;
+        if may_ask && let Some((costs, first)) = self.far_ahead(&mut state, now, in_line) {
             next_sooner = state.next_sooner.max(state.not_before);
-            if next_sooner <= now && needs.pieces < 2 * MAX_PIECES {
+            if next_sooner <= now {
                 let longest = first.saturating_since(now).as_duration() / SOONER.1 * SOONER.0;
                 return Plan::Book(Order { is_sooner: true, ..state.order(costs, longest, now) });
             }
