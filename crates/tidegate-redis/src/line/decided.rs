@@ -54,8 +54,9 @@ impl Line {
             }
             Answer::Done | Answer::Shadow => {
                 state.book(deferred, booking, now);
-                // Leases would serve later requests before.
-                if self.leases.is_some() {
+                // Leases would serve later requests before. The lines of thousands of keys would
+                // load a server.
+                if self.leases.is_some() && self.on_drop.is_none() {
                     state.schedule_move_up(deferred, now);
                 }
             }
