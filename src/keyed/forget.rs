@@ -116,13 +116,8 @@ where
     ) {
         if let Some(limiters) = shard.limiters() {
             let slots = limiters.slots_from(home(hash), SWEEP);
-            self.settle(
-                shard,
-                slots,
-                (now > RETENTION).then(|| now.saturating_since(RETENTION)),
-                now,
-                removed,
-            );
+            let fresh_at = (now > RETENTION).then(|| now.saturating_since(RETENTION));
+            self.settle(shard, slots, fresh_at, now, removed);
             shard.shrink_limiters(|key| self.hash_of(key));
         }
     }

@@ -460,9 +460,10 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.restart(at))
     }
 
-    /// Forgets when a pause left all keys empty: each key is new again.
+    /// Forgets when a pause left all keys empty, because each key is new again. Keys with plans are
+    /// not.
     pub(super) fn forget_empty(&mut self) {
-        if let Some(more) = &mut self.more {
+        if let Some(more) = self.more.as_mut().filter(|more| more.planned.is_none()) {
             more.emptied = None;
         }
     }
