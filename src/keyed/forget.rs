@@ -129,8 +129,9 @@ where
             && (of_key.shares_states() || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
 
-    /// Settles the idle key limiters at some slots. Forgets those that could be forgotten at
-    /// `fresh_at`, and those that may be forgotten and whose states cannot move into the table.
+    /// Settles the idle key limiters at some slots. Forgets key limiters that could be forgotten at
+    /// `fresh_at`, and key limiters that may be forgotten and whose states cannot move into the
+    /// table.
     /// Returns whether a key was forgotten.
     fn settle(
         &self,

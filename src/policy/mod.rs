@@ -368,8 +368,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Returns a [`PolicyError`] for a burst, a capacity or a maximum wait that the policy does not
     /// have, or for numbers that are too large. Nothing was changed in this case. A new rate by
     /// itself is never an error: a rate that does not fit is rounded down. A bucket that would take
-    /// more than 2.28 years to fill at the new rate gets a smaller burst, and loses the permits above
-    /// it.
+    /// more than 2.28 years to fill at the new rate gets a smaller burst, and loses the permits
+    /// above that burst.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
 
     /// Like [`change`](Policy::change), beside requests that take permits. `now` reads the clock.

@@ -278,8 +278,8 @@ fn a_refund_of_a_new_key_that_is_not_full_is_as_in_a_plain_limiter() {
     }
 }
 
-/// A full key whose limiter had been used was forgotten at once when another key got a limiter: it
-/// was new again, with fewer permits than it had stored.
+/// A full key whose limiter had been used was forgotten at once when another key got a limiter. The
+/// forgotten key was new again, with fewer permits than it had stored.
 #[test]
 fn a_key_whose_limiter_was_used_stays_for_a_while() {
     let clock = ManualClock::new();

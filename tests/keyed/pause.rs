@@ -484,7 +484,7 @@ fn a_change_of_the_rate_moves_no_time_from_which_grants_are_spaced() {
         assert_eq!(keys.status(&key), plain.status());
         keys.set_rate_all(Rate::per_second(20));
         plain.set_rate(Rate::per_second(20));
-        // A new key has the same permits.
+        // `key + 64` is new, and has the same permits.
         assert_eq!(keys.status(&(key + 64)), plain.status());
         for key in [key, key + 64] {
             let _ = keys.try_acquire_many(&key, 1);

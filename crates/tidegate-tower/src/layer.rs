@@ -194,8 +194,8 @@ impl<L: Limit> RateLimitLayer<L> {
     }
 
     /// Sets the response to a refused request. The layer adds the `RateLimit` headers and
-    /// `Retry-After`. Where the response already has them, `Retry-After` stays, lists of limits have
-    /// both, and a state of one limit becomes that of the tighter one.
+    /// `Retry-After`. Where the response already has such headers, `Retry-After` stays, a list of
+    /// limits has the limits of both, and the state of one limit becomes that of the tighter limit.
     ///
     /// The default is the response of [`Refused::to_response`].
     ///

@@ -41,7 +41,7 @@
 //! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
 //! | `remaining` with a reset | also allows no more calls than that until the reset. The call that takes the last unit pauses the limiter |
 //! | a redirect, or a response from a cache | has no effect, unless it is a refusal |
-//! | `limit` with `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until a response reports more, or until a response takes more than twice as long as every response of the window before |
+//! | `limit` with `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until a response reports more, for at most twice the longest response time of the window before |
 //! | `limit`, or a policy | has no other effect |
 //!
 //! - If several calls in flight are refused together, they cause one pause, and the latest end

@@ -6,8 +6,8 @@
 //! booking. The earlier booking goes to the first waiting request, the others move up, and the last
 //! booking goes back. If the store does not reply to a call, no request has lost its booking.
 //!
-//! Another process may give permits back, by dropped waits or by a reset, and nobody reports it to
-//! this line. If its limits are leased, leases would then serve later requests before those of this
+//! Another process may give permits back, by dropped waits or by a reset, and the store reports that
+//! to no line. If the limits are leased, leases would then serve later requests before those of this
 //! line. So while the last booking of such a line is due in more than a second, the line asks by
 //! itself: each time an eighth of that time has passed, and at most once a second.
 
@@ -20,8 +20,8 @@ use crate::set::{Costs, exactly};
 /// A booking must be due within this part of the time to the last one, or it is not worth a call.
 const EARLIER: (u64, u64) = (3, 4);
 
-/// A line whose last booking is due sooner than this does not ask by itself, and no line asks more
-/// often.
+/// A line whose last booking is due sooner than this time does not ask by itself, and no line asks
+/// more often.
 const SOON: Nanos = Nanos::new(1_000_000_000);
 
 /// The part of the time to its last booking after which a line asks by itself, and the longest such

@@ -29,7 +29,7 @@
 --   |-------|-------|---------|-----------------------------------------------------------------|
 --   | ..    | least | permits | no window has fewer, from that of the call that made the first  |
 --   |       |       |         | of these bookings to the one before that of `booked`. A window  |
---   |       |       |         | above its limit, because of a debit, counts as one that has none |
+--   |       |       |         | above its limit, because of a debit, counts as one without any  |
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
 do

@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, Pause, QueueBounds, Refusal, Request};
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{Store, WhileAway};
+use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -48,6 +48,24 @@ impl Fleet {
     fn log(&self) -> impl Fn(u64) + Clone + Send + 'static {
         let (grants, began) = (self.grants.clone(), self.began);
         move |n| grants.lock().unwrap().push((began.elapsed(), n))
+    }
+
+    /// Starts tasks that acquire permits one after another, and log the grants.
+    fn start_loops(&self, limiter: &AnyLimiter, tasks: u32) {
+        for _ in 0..tasks {
+            let (limiter, log) = (limiter.clone(), self.log());
+            tokio::spawn(async move {
+                while let Ok(permits) = limiter.acquire().await {
+                    log(permits.permits().into());
+                }
+            });
+        }
+    }
+
+    /// Returns a limiter of another process, which does not lease.
+    fn other(&self, line: &str) -> StoreLimiter {
+        let store = self.model.open(Store::builder("redis://model")).unwrap();
+        store.limiter("all").limit("calls", line).build().unwrap()
     }
 
     fn granted(&self) -> u64 {
@@ -1206,17 +1224,9 @@ fn a_lease_far_ahead_is_booked_anew_after_a_reset() {
         run(async move {
             let second = Duration::from_secs(1);
             let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, line);
-            let other = fleet.model.open(Store::builder("redis://model")).unwrap();
-            let other = other.limiter("all").limit("calls", line).build().unwrap();
+            let other = fleet.other(line);
             let limiter = fleet.limiters.remove(0);
-            for _ in 0..60 {
-                let (limiter, log) = (limiter.clone(), fleet.log());
-                tokio::spawn(async move {
-                    while let Ok(permits) = limiter.acquire().await {
-                        log(permits.permits().into());
-                    }
-                });
-            }
+            fleet.start_loops(&limiter, 60);
             tokio::time::sleep(2 * second).await;
             let ahead = AnyLimiter::from(other.clone());
             let ahead: Vec<_> = (0..60 * rate / 20).map(|_| tokio::spawn(ahead.acquire_many(20))).collect();
@@ -1237,8 +1247,9 @@ fn a_lease_far_ahead_is_booked_anew_after_a_reset() {
     }
 }
 
-/// A lease far ahead decided requests while the store was away, instead of `while_away`: those that
-/// do not wait were refused, and new waits stood behind it. A lease of dropped waits stayed as well.
+/// A lease far ahead decided requests while the store was away, instead of `while_away`. Requests
+/// that do not wait were refused, and new waits stood behind the lease. The lease of dropped waits
+/// stayed as well.
 #[test]
 fn a_lease_far_ahead_decides_nothing_while_the_store_is_away() {
     for drops in [true, false] {
@@ -1279,29 +1290,21 @@ fn a_lease_far_ahead_decides_nothing_while_the_store_is_away() {
 }
 
 /// A process that had not leased yet sent its first requests to the store, where they were booked
-/// far ahead. After a reset by another process, leases served all later requests, and the first ones
-/// waited on.
+/// far ahead. After a reset by another process, leases served all later requests, and the first
+/// requests waited on.
 #[test]
 fn requests_far_ahead_at_the_store_move_up_with_the_leases() {
     for first in [1, 20, 50, 300] {
         run(async move {
             let line = "token_bucket 200/s burst 100";
             let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, line);
-            let other = fleet.model.open(Store::builder("redis://model")).unwrap();
-            let other = other.limiter("all").limit("calls", line).build().unwrap();
+            let other = fleet.other(line);
             AnyLimiter::from(other.clone()).non_blocking().debit(8_000).unwrap();
             let limiter = fleet.limiters.remove(0);
             let firsts = at_once(&limiter, first);
             tokio::time::sleep(2000 * MS).await;
             other.reset().await.unwrap();
-            for _ in 0..50 {
-                let (limiter, log) = (limiter.clone(), fleet.log());
-                tokio::spawn(async move {
-                    while let Ok(permits) = limiter.acquire().await {
-                        log(permits.permits().into());
-                    }
-                });
-            }
+            fleet.start_loops(&limiter, 50);
             tokio::time::sleep(12_000 * MS).await;
             let served = firsts.iter().filter(|first| first.is_finished()).count();
             assert_eq!(served, first, "after {} others", fleet.granted());

@@ -213,8 +213,8 @@ fn a_full_bucket_has_no_permits_beyond_its_burst_when_lent_permits_are_undone() 
     let Some(mut store) = Store::new() else { return };
     let limit = Limit::new("token_bucket 20/s burst 40").without_longest();
     let (mut grants, mut waiting) = (Vec::new(), BTreeMap::new());
-    /// At an instant, in milliseconds, these numbers of bookings go back, and then these numbers ask
-    /// for these permits.
+    /// An instant in milliseconds, the numbers of the bookings that go back, and the numbers and
+    /// permits of the requests that follow.
     type Call = (u64, &'static [u64], &'static [(u64, u64)]);
     let calls: [Call; 15] = [
         (1, &[], &[(0, 38), (6, 16), (8, 17), (12, 7), (13, 9), (14, 10), (17, 20), (29, 18)]),
