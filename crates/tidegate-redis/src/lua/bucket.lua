@@ -514,37 +514,47 @@ do
       return not met
     end
 
-    -- If a refund and a loan of it are applied again, the level stays. Grants between the two found
-    -- a higher level, as far as the peaks show it. If no grant is left behind the loan, the level
-    -- may have met the cap before it. Then the refund is lost as far as it was above the cap, and
-    -- the loan is not. Units that accrued since the loan make up for it.
+    -- If a refund and a loan of it are applied again, the level behind the loan stays. Grants between
+    -- the two found a higher level. But if the level met the cap between the two, the refund is lost
+    -- as far as it was above the cap, and the loan is not: later grants found less, until the level
+    -- met the cap again. Where a grant is left behind the loan, the loan found no more than that
+    -- grant. Where none is left, units that accrued since the loan make up for what was lost.
     function bucket.pass_on(l, due, at, n)
-      local cap, units, peaks, most = l.terms[3], n * l.terms[2], l.peaks, nil
-      local met, lost = cap + 1, 0
+      local cap, units, peaks = l.terms[3], n * l.terms[2], l.peaks
+      local most, lost, met = nil, 0, false
+      local function passes(level)
+        lost = max(lost, min(level, cap) + units - cap)
+        return min(level + units, cap + 1)
+      end
       l.peaks = {}
       for i = 1, #peaks, 2 do
         local instant, level = peaks[i], peaks[i + 1]
-        if instant > at and not most then
-          most = level
-          peak(l, at, min(most + units, met))
-        end
-        if instant > due and instant <= at then
-          lost = max(lost, min(level, cap) + units - cap)
-          level = min(level + units, met)
+        if instant > at then
+          if not most then
+            most = level
+            peak(l, at, passes(most))
+          end
+          met = met or level > cap
+          if not met then level = level - lost end
+        elseif instant > due then
+          level = passes(level)
         end
         peak(l, instant, level)
       end
+      local level, from = l.level - lost, l.booked
       if not most then
-        local from = max(l.booked, at)
-        local level, accrued = level_at(l, from, MOST), filled(l.terms, 0, at, from, MOST)
-        local is_full = level >= cap
-        local found = is_full and cap or level - accrued
-        lost = max(lost, found + units - cap)
-        if lost > 0 then
-          spend(l)
-          l.level, l.booked = is_full and min(cap, cap - lost + accrued) or level - lost, from
-        end
-        peak(l, at, min(found + units, met))
+        from = max(from, at)
+        local found, accrued = level_at(l, from, MOST), filled(l.terms, 0, at, from, MOST)
+        local is_full = found >= cap
+        most = is_full and cap or found - accrued
+        local passed = passes(most)
+        if lost > 0 then spend(l) end
+        level = is_full and min(cap, cap - lost + accrued) or found - lost
+        peak(l, at, passed)
+      end
+      if lost > 0 then
+        l.level, l.booked = level, from
+        raise(l, -lost)
       end
     end
   end
