@@ -10,6 +10,7 @@
 //! | first | reads at most a chunk | pays for at most a chunk |
 //! | then | pays for the bytes that it read | writes the chunk |
 //! | waits | before the next read | before the write |
+//! | is dropped | has paid for what it read: the limiter is charged at once | gives back the permits of the chunk that it did not write |
 //! | peer is silent, or takes less | holds no permits | gives back the permits of bytes that the peer did not take |
 //! | bytes in any period | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer with a task that runs late |
 //!
@@ -36,6 +37,7 @@ use pin_project_lite::pin_project;
 use crate::all_of::{AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::{AnyLimiter, AnyReservation};
 use crate::error::Refusal;
+use crate::io::read::Reads;
 
 pin_project! {
     /// A reader, a writer or both, that takes a permit for each byte.
@@ -73,7 +75,9 @@ pin_project! {
     /// # Cancel safety
     ///
     /// A dropped read or write keeps its position in the queue, in this type, and the next read or
-    /// write takes it. When this type is dropped, its positions are given up. A chunk of which the
+    /// write takes it. When this type is dropped, its positions are given up, and the bytes that
+    /// were read and not paid for yet are charged at once: later requests wait for them. Otherwise
+    /// connections from which one chunk is read would have no limit. A chunk of which the
     /// inner writer took a part is settled to that part. If the inner writer panics, it may have
     /// taken the chunk, which counts as used unless another write follows.
     ///
@@ -105,7 +109,7 @@ pin_project! {
     pub struct Throttled<T> {
         #[pin]
         inner: T,
-        reads: Option<Direction>,
+        reads: Option<Reads>,
         writes: Option<Direction>,
         max_chunk: u32,
     }
@@ -121,7 +125,7 @@ impl<T> Throttled<T> {
     /// Limits the bytes that are read.
     #[must_use]
     pub fn limit_reads(self, limiter: impl Into<AnyLimiter>) -> Throttled<T> {
-        Throttled { reads: Some(Direction::new(limiter.into(), self.max_chunk)), ..self }
+        Throttled { reads: Some(Reads::new(limiter.into(), self.max_chunk)), ..self }
     }
 
     /// Limits the bytes that are written.
@@ -138,7 +142,8 @@ impl<T> Throttled<T> {
     #[must_use]
     pub fn max_chunk(mut self, bytes: u32) -> Throttled<T> {
         self.max_chunk = bytes.max(1);
-        for direction in [&mut self.reads, &mut self.writes].into_iter().flatten() {
+        let reads = self.reads.as_mut().map(|reads| &mut reads.direction);
+        for direction in reads.into_iter().chain(&mut self.writes) {
             direction.max_chunk = self.max_chunk;
             direction.set_chunk();
         }
@@ -160,7 +165,8 @@ impl<T> Throttled<T> {
         self.project().inner
     }
 
-    /// Returns the inner reader or writer. Its positions in the queues are given up.
+    /// Returns the inner reader or writer. What was read is paid for, and the positions in the
+    /// queues are given up, as in a [drop](Throttled#cancel-safety).
     pub fn into_inner(self) -> T {
         self.inner
     }
@@ -180,14 +186,12 @@ struct Direction {
     max_chunk: u32,
     /// The chunk that is being paid for, its reservation, and whether that has waited.
     reservation: Option<(u32, AnyReservation, bool)>,
-    /// The number of bytes that were read and have no reservation.
-    owed: u32,
 }
 
 impl Direction {
     fn new(limiter: AnyLimiter, max_chunk: u32) -> Direction {
         let limiter = limiter.non_blocking();
-        let mut direction = Direction { limiter, chunk: 0, max_chunk, reservation: None, owed: 0 };
+        let mut direction = Direction { limiter, chunk: 0, max_chunk, reservation: None };
         direction.set_chunk();
         direction
     }
@@ -269,7 +273,6 @@ impl fmt::Debug for Direction {
             .field("limiter", &self.limiter)
             .field("chunk", &self.chunk)
             .field("waits_for", &self.reservation.as_ref().map(|(bytes, ..)| bytes))
-            .field("owed", &self.owed)
             .finish()
     }
 }

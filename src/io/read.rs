@@ -6,24 +6,36 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncSeek, ReadBuf};
 
+use crate::any_limiter::AnyLimiter;
 use crate::io::{Direction, Throttled};
 
-impl Direction {
-    /// Waits until the bytes of earlier reads are paid for. After a refusal the next read asks
-    /// again.
+/// What is read, and its payments. What was read is paid for even if there is no next read.
+#[derive(Debug)]
+pub(super) struct Reads {
+    /// Its reservation is for bytes that were read.
+    pub(super) direction: Direction,
+    /// The number of bytes that were read and have no reservation.
+    owed: u32,
+}
+
+impl Reads {
+    pub(super) fn new(limiter: AnyLimiter, max_chunk: u32) -> Reads {
+        Reads { direction: Direction::new(limiter, max_chunk), owed: 0 }
+    }
+
     fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let read = match &self.reservation {
+            let read = match &self.direction.reservation {
                 Some((bytes, ..)) => *bytes,
                 None if self.owed == 0 => return Poll::Ready(Ok(())),
                 None => {
-                    let joined = self.reserve_chunk(self.owed as usize)?;
+                    let joined = self.direction.reserve_chunk(self.owed as usize)?;
                     self.owed -= joined;
                     joined
                 }
             };
-            match ready!(self.poll_due(context)) {
-                Ok(Some(_)) => self.reservation = None,
+            match ready!(self.direction.poll_due(context)) {
+                Ok(Some(_)) => self.direction.reservation = None,
                 Ok(None) => self.owed = self.owed.saturating_add(read),
                 Err(refusal) => {
                     self.owed = self.owed.saturating_add(read);
@@ -33,18 +45,29 @@ impl Direction {
         }
     }
 
-    /// Reserves permits for the bytes that were read. If the reservation is refused, the next read
-    /// asks again and returns the error: this read has bytes to hand over.
     fn read(&mut self, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.owed = self.owed.saturating_add(bytes);
         // A buffer that is consumed in parts, without a fill in between, has the reservation of its
         // first part. The next read reserves permits for the other parts.
         if self.owed > 0
-            && self.reservation.is_none()
-            && let Ok(joined) = self.reserve_chunk(self.owed as usize)
+            && self.direction.reservation.is_none()
+            && let Ok(joined) = self.direction.reserve_chunk(self.owed as usize)
         {
             self.owed -= joined;
+        }
+    }
+}
+
+impl Drop for Reads {
+    fn drop(&mut self) {
+        if let Some((bytes, ..)) = self.direction.reservation {
+            self.direction.settle(bytes);
+        }
+        if self.owed > 0 {
+            // All limits are charged alike, so no name can be wrong. A closed limiter grants
+            // nothing that the bytes could delay.
+            let _ = self.direction.limiter.debit(self.owed);
         }
     }
 }
@@ -56,18 +79,18 @@ impl<T: AsyncRead> AsyncRead for Throttled<T> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.project();
-        let Some(direction) = this.reads else { return this.inner.poll_read(context, buffer) };
+        let Some(reads) = this.reads else { return this.inner.poll_read(context, buffer) };
         if buffer.remaining() == 0 {
             return this.inner.poll_read(context, buffer);
         }
-        ready!(direction.poll_paid(context))?;
-        let most = direction.part(buffer.remaining());
+        ready!(reads.poll_paid(context))?;
+        let most = reads.direction.part(buffer.remaining());
         // Initialized, because only an initialized buffer is safe to hand on in part.
         let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most as usize));
         ready!(this.inner.poll_read(context, &mut part))?;
         let read = part.filled().len();
         buffer.advance(read);
-        direction.read(read);
+        reads.read(read);
         Poll::Ready(Ok(()))
     }
 }
@@ -75,17 +98,17 @@ impl<T: AsyncRead> AsyncRead for Throttled<T> {
 impl<T: AsyncBufRead> AsyncBufRead for Throttled<T> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.project();
-        let Some(direction) = this.reads else { return this.inner.poll_fill_buf(context) };
-        ready!(direction.poll_paid(context))?;
+        let Some(reads) = this.reads else { return this.inner.poll_fill_buf(context) };
+        ready!(reads.poll_paid(context))?;
         let filled = ready!(this.inner.poll_fill_buf(context))?;
-        Poll::Ready(Ok(&filled[..direction.part(filled.len()) as usize]))
+        Poll::Ready(Ok(&filled[..reads.direction.part(filled.len()) as usize]))
     }
 
     fn consume(self: Pin<&mut Self>, amount: usize) {
         let this = self.project();
         this.inner.consume(amount);
-        if let Some(direction) = this.reads {
-            direction.read(amount);
+        if let Some(reads) = this.reads {
+            reads.read(amount);
         }
     }
 }

@@ -158,6 +158,34 @@ fn what_was_read_is_paid_before_the_next_read() {
     assert_eq!(limiter.status().available, 0);
 }
 
+/// A server whose connections are read once had no limit.
+#[test]
+fn what_was_read_is_paid_for_when_the_reader_is_dropped() {
+    let (limiter, clock) = bucket(1000, 600);
+    let mut buffer = [0; 4096];
+    let next_in = |limiter: &Manual| limiter.reserve(1).expect("a burst").due_in();
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter.clone());
+    assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 512);
+    drop(reader);
+    assert_eq!(limiter.status().available, 88);
+    // These bytes are not paid for yet. Their position is given up, and they are charged.
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter.clone());
+    assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 512);
+    let _inner = reader.into_inner();
+    assert_eq!(limiter.status().waiting, 0);
+    assert_eq!(next_in(&limiter), Duration::from_millis(425));
+    // A buffer that is consumed in parts, of which only the first one has a position.
+    let mut reader = Throttled::new(tokio::io::BufReader::new(&[7; 100][..])).limit_reads(limiter.clone());
+    assert_eq!(assert_ready_ok!(spawn(reader.fill_buf()).poll()).len(), 100);
+    for bytes in [30, 20, 10] {
+        reader.consume(bytes);
+    }
+    drop(reader);
+    assert_eq!(next_in(&limiter), Duration::from_millis(485));
+    clock.advance(Duration::from_millis(485));
+    assert_eq!((limiter.status().available, limiter.status().waiting), (1, 0));
+}
+
 #[test]
 fn a_silent_peer_costs_nothing() {
     let (limiter, _) = bucket(1000, 600);
