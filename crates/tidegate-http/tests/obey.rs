@@ -458,6 +458,19 @@ fn the_next_window_is_presumed_after_responses_that_took_no_time() {
     assert_eq!(begun_now(&world).len(), 50);
 }
 
+/// A call that waited for a long window began the next short one. When the call began, that one was
+/// over, and all others began with it.
+#[test]
+fn the_next_window_is_presumed_when_a_call_begins_and_not_when_it_waits_for_another_window() {
+    let world = world();
+    let policies = ("ratelimit-policy", "\"a\";q=5;w=2, \"b\";q=40;w=30");
+    world.respond(200, &[policies, ("ratelimit", "\"a\";r=4;t=2, \"b\";r=1;t=15")]);
+    world.clock.advance(secs(3));
+    assert!(world.api.try_acquire_many(2).is_err());
+    world.clock.advance(secs(13));
+    assert_eq!(begun_now(&world).len(), 5);
+}
+
 #[test]
 fn a_window_is_presumed_by_a_limit_that_the_server_reported_only() {
     let world = world();

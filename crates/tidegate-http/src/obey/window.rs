@@ -18,11 +18,11 @@
 //! | neither | lower, if the response allows less; never higher |
 //!
 //! For one round trip after a window is over, nothing is known of the next one. If the server
-//! reported how many units a window has, the first call after the end *presumes* the next window:
-//! it has as many units, less the calls in flight. The presumed window lasts until a response
-//! reports the true window, or for twice the longest round trip of the window before, and at least
-//! for 20 ms. The response to its first call has arrived by then. No window is presumed after a
-//! presumed one.
+//! reported how many units a window has, the first call that begins after the end *presumes* the
+//! next window: it has as many units, less the calls in flight. A call that waits for another
+//! window does not begin. The presumed window lasts until a response reports the true window, or
+//! for twice the longest round trip of the window before, and at least for 20 ms. The response to
+//! its first call has arrived by then. No window is presumed after a presumed one.
 
 use tidegate::Nanos;
 
@@ -117,15 +117,23 @@ impl Windows {
     /// window has fewer units than the call costs, it takes nothing from any window, and returns
     /// the time until which the call has to wait.
     pub(super) fn take(&mut self, now: Nanos, costs: &Load, open: &Load) -> Result<(), Nanos> {
+        if let Some(until) = self.short_until(now, costs) {
+            return Err(until);
+        }
         self.0.retain_mut(|window| window.until > now || window.presume(now, open));
-        let short = self.0.iter().filter(|window| window.left < window.cost(costs));
-        match short.map(|window| window.until).max() {
+        match self.short_until(now, costs) {
             Some(until) => Err(until),
             None => {
                 self.force_take(costs);
                 Ok(())
             }
         }
+    }
+
+    /// Returns when the windows are over that are open and have fewer units than a call costs.
+    fn short_until(&self, now: Nanos, costs: &Load) -> Option<Nanos> {
+        let open = self.0.iter().filter(|window| window.until > now);
+        open.filter(|window| window.left < window.cost(costs)).map(|window| window.until).max()
     }
 
     /// Takes the costs of a call that begins in any case.
