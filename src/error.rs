@@ -314,6 +314,8 @@ pub enum PolicyError {
         burst: u32,
         /// The rate given.
         rate: Rate,
+        /// The tolerance given; at most 36.5 years.
+        tolerance: Duration,
         /// The longest possible time to fill.
         limit: Duration,
     },
@@ -373,12 +375,12 @@ impl fmt::Display for PolicyError {
             PolicyError::NoMaxWait { max_wait } => {
                 write!(f, "a longest wait of {max_wait:?} was given to a policy that has none")
             }
-            PolicyError::Fill { burst, rate, limit } => {
-                write!(
-                    f,
-                    "a burst of {burst} at {rate} takes longer to fill than the limit of {}",
-                    Years(*limit)
-                )
+            PolicyError::Fill { burst, rate, tolerance, limit } => {
+                write!(f, "a burst of {burst} at {rate}")?;
+                if !tolerance.is_zero() {
+                    write!(f, " with a tolerance of {}", Years(*tolerance))?;
+                }
+                write!(f, " takes longer to fill than the limit of {}", Years(*limit))
             }
             PolicyError::NoPart { part, parts: 1 } => {
                 write!(f, "part {part} is out of range, the policy has 1 part (0)")

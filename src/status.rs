@@ -22,8 +22,9 @@ pub struct Status {
     /// [kept for a priority](crate::RateLimiter::keep_for_priority) are included, and only requests
     /// of that priority get them.
     pub available: u64,
-    /// The time until a request for one permit would be granted, behind the waiters and the pause:
-    /// zero if one is available, and [`Duration::MAX`] for never.
+    /// The time until a request for one permit, without a priority, would be granted, behind the
+    /// waiters and the pause: zero if one is available beyond those that are
+    /// [kept](crate::RateLimiter::keep_for_priority), and [`Duration::MAX`] for never.
     pub next_in: Duration,
     /// The time until the limiter is full, if no request takes permits and all waiters leave.
     /// During a pause it is not before the pause ends, because no permit accrues until then.

@@ -603,11 +603,12 @@ impl<C: Timer> AllOf<C> {
     /// An awaited reservation is charged when its time comes. One that is not awaited is charged by
     /// the first call after its time: by a call of this `AllOf`, or of the reservation. The members
     /// count it at most the [catch-up](crate::RateLimiter::set_catch_up) earlier than that call. So
-    /// behind another reservation that is not awaited, it may be due later than it was told. It
+    /// behind another reservation that is not awaited, it may be due later than its
+    /// [`due_in`](AllReservation::due_in). It
     /// holds its permits of a [`CountingLimit`] until it is dropped or settled.
     ///
     /// Await `&mut` the reservation, and keep the reservation until the work is done.
-    /// `reserve(..)?.await?` yields a [`Duration`] and drops the reservation: its permits of a
+    /// `reserve(..)?.await?` yields a [`Grant`](crate::Grant) and drops the reservation: its permits of a
     /// [`CountingLimit`] go back before the work begins, and its cost can no longer be settled.
     ///
     /// # Errors

@@ -13,7 +13,8 @@ use crate::time::Nanos;
 /// A clock for tests and simulations: it stands still until it is advanced.
 ///
 /// Windows at the wall clock take its time for Unix time: a clock that starts at 23 hours is one
-/// hour before midnight UTC.
+/// hour before midnight UTC. Buckets end 34 years after zero, so start a clock at a time in the
+/// year 1970, not today.
 ///
 /// Clones share the time. [`advance`](ManualClock::advance) moves from one due time to the next, so
 /// that each timer fires at its own time. When it returns, permits that came due have been granted.

@@ -132,6 +132,11 @@ fn the_error_of_a_bad_configuration_says_what_to_write() {
             "a burst of 1000 at 1/d takes longer to fill than the limit of 2.28 years",
         ),
         (
+            "token_bucket 1/s burst 1 tolerance 1000d",
+            "a burst of 1 at 1/s with a tolerance of 2.74 years takes longer to fill than the limit of 2.28 \
+             years",
+        ),
+        (
             "leaky_bucket 5/s max_wait soon",
             "max_wait \"soon\" is not a whole number and a unit, such as 500ms, 5s, 1min or 8h",
         ),

@@ -1,5 +1,7 @@
 //! The terms that a user sets, and the numbers in ticks by which a bucket decides.
 
+use std::time::Duration;
+
 use crate::error::PolicyError;
 use crate::policy::interval::Interval;
 use crate::policy::{Change, Keep, Standstill, ticks};
@@ -69,8 +71,9 @@ impl Terms {
     pub(super) fn numbers(self, since: u64, before: Interval) -> Result<(Numbers, More), PolicyError> {
         let (numbers, more) = self.rounded_numbers(since, before);
         if self.fill(more.interval) > ticks::ORIGIN - numbers.step {
-            let limit = ticks::MAX_SPAN;
-            return Err(PolicyError::Fill { burst: self.burst, rate: self.rate, limit });
+            let tolerance = Duration::from_nanos(self.tolerance / ticks::PER_NANO);
+            let (burst, rate, limit) = (self.burst, self.rate, ticks::MAX_SPAN);
+            return Err(PolicyError::Fill { burst, rate, tolerance, limit });
         }
         Ok((numbers, more))
     }
