@@ -80,10 +80,9 @@ pub(crate) struct Account {
     /// request asked the store for, or that the store would have refused.
     pub(super) missed: AtomicU64,
     pub(super) by_store: AtomicU64,
-    /// Permits that queued requests wait for; permits of all requests that have left the queue; and
-    /// the most permits of one request.
+    /// Permits that queued requests wait for.
     pub(super) waiting: AtomicU64,
-    pub(super) left: AtomicU64,
+    /// The most permits of one queued request.
     pub(super) largest: AtomicU64,
     /// The most permits that requests which [stay in the queue](Patience::min_wait) waited for
     /// since the last booking. This is not what they wait for now: while requests are served, only
@@ -102,7 +101,6 @@ impl Account {
             missed: AtomicU64::default(),
             by_store: AtomicU64::default(),
             waiting: AtomicU64::default(),
-            left: AtomicU64::default(),
             largest: AtomicU64::default(),
             line: AtomicU64::default(),
             patience,

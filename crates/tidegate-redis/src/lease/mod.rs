@@ -182,7 +182,7 @@ impl Leases {
                 Some(answer) => return Some(answer),
                 None if self.set.store.has_ended() => return None,
                 None if within.is_none() && self.waits_for_store() => {}
-                None if self.ledger.is_short(self.set.clock.now(), costs, &joined.before) => return None,
+                None if self.ledger.is_short(joined.number) => return None,
                 None => {}
             }
         }
@@ -434,8 +434,9 @@ impl Leases {
         }
     }
 
-    /// Notifies the queued requests that leases do not serve them.
+    /// Notifies the queued requests that leases do not serve those for which none is booked.
     fn notify_failed(&self) {
+        self.ledger.note_failure(self.set.clock.now(), self.in_line());
         self.failed.notify_waiters();
     }
 
@@ -547,19 +548,19 @@ struct Joined<'a> {
     ledger: &'a Ledger,
     costs: &'a Costs,
     is_endless: bool,
-    before: Vec<u64>,
+    number: u64,
 }
 
 impl<'a> Joined<'a> {
     fn new(ledger: &'a Ledger, costs: &'a Costs, is_endless: bool) -> Joined<'a> {
-        let before = ledger.joins(costs, is_endless);
-        Joined { ledger, costs, is_endless, before }
+        let number = ledger.joins(costs, is_endless);
+        Joined { ledger, costs, is_endless, number }
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.ledger.leaves(self.costs, self.is_endless);
+        self.ledger.leaves(self.number, self.costs, self.is_endless);
     }
 }
 

@@ -116,3 +116,39 @@ fn no_lease_is_booked_that_is_too_small_for_the_first_in_line() {
         });
     }
 }
+
+/// One process requests more permits than there are, one by one, over a slow network. They are
+/// granted in order of arrival.
+async fn one_by_one(seed: u64, line: &str, one_way: Duration) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let model = Model::new(seed, Network::steady(one_way));
+    let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
+    let limiter = store.limiter("all").limit("limit", line).leased().build().unwrap();
+    let (limiter, began, mut tasks) = (AnyLimiter::from(limiter), Instant::now(), Vec::new());
+    while began.elapsed() < 3 * SECOND {
+        let limiter = limiter.clone();
+        tasks.push(tokio::spawn(async move {
+            let _ = limiter.acquire().await.unwrap();
+            Instant::now()
+        }));
+        sleep(MS * random.random_range(0..3)).await;
+    }
+    let mut last = began;
+    for (number, task) in tasks.into_iter().enumerate() {
+        let at = task.await.unwrap();
+        let early = last.saturating_duration_since(at);
+        assert!(early <= MS, "seed {seed}, {line}, {one_way:?}: {number} is {early:?} before an earlier one");
+        last = last.max(at);
+    }
+}
+
+/// If leases were too slow, the oldest request in the queue moved to the store each time that a
+/// later one had moved there, and left its booked permits to a request that had just come.
+#[test]
+fn a_slow_network_changes_no_order() {
+    for line in LINES.into_iter().chain(["token_bucket 500/s burst 500", "fixed_window 500/s"]) {
+        for (seed, one_way) in [1, 20, 25, 35, 45, 60].into_iter().enumerate() {
+            run(one_by_one(seed as u64, line, one_way * MS));
+        }
+    }
+}

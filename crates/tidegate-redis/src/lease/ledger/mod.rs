@@ -22,6 +22,7 @@
 mod plan;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -55,11 +56,21 @@ pub(crate) struct Ledger {
     joined: AtomicU64,
     /// How many of them have no maximum wait.
     endless: AtomicU64,
+    queued: Mutex<Queued>,
     patience: Arc<Patience>,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
     pub(crate) counters: Arc<LeaseCounters>,
     state: Mutex<State>,
+}
+
+/// The requests that joined the queue and did not leave it.
+#[derive(Debug, Default)]
+struct Queued {
+    /// By the number of each request, in order of arrival.
+    costs: BTreeMap<u64, Costs>,
+    /// The number of the first one for which too few permits were booked at the last failure.
+    short_from: u64,
 }
 
 #[derive(Debug, Default)]
@@ -104,7 +115,8 @@ impl Ledger {
             accounts.iter().map(|account| Usage { left: account.terms.limit, ..Usage::default() }).collect();
         let state = Mutex::new(State { limits, ..State::default() });
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
-        Ledger { accounts, kick, joined, endless, patience, processes, counters, state }
+        let queued = Mutex::default();
+        Ledger { accounts, kick, joined, endless, queued, patience, processes, counters, state }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -159,27 +171,29 @@ impl Ledger {
         self.patience.set(state.usual.longest, has_fixed_window);
     }
 
-    /// Notes that a request joins the queue, until it [leaves](Ledger::leaves). Returns for each
-    /// limit the permits of all requests that came before, including those that have left.
-    pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> Vec<u64> {
+    /// Notes that a request joins the queue, until it [leaves](Ledger::leaves). Returns the number
+    /// of the request.
+    pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> u64 {
+        let mut queued = lock(&self.queued);
+        let number = queued.costs.last_key_value().map_or(0, |(last, _)| last + 1);
+        queued.costs.insert(number, costs.clone());
+        drop(queued);
         self.joined.fetch_add(1, Ordering::Relaxed);
         self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
-        let join = |(account, (n, _)): (&Arc<Account>, &(u64, u64))| {
+        for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.largest.fetch_max(*n, Ordering::Relaxed);
             // SeqCst: see `Leases::drive`.
-            let waiting = account.waiting.fetch_add(*n, Ordering::SeqCst);
-            waiting.wrapping_add(account.left.load(Ordering::Relaxed))
-        };
-        let before = self.accounts.iter().zip(costs).map(join).collect();
+            account.waiting.fetch_add(*n, Ordering::SeqCst);
+        }
         self.kick.notify_one();
-        before
+        number
     }
 
-    pub(crate) fn leaves(&self, costs: &Costs, is_endless: bool) {
+    pub(crate) fn leaves(&self, number: u64, costs: &Costs, is_endless: bool) {
+        lock(&self.queued).costs.remove(&number);
         self.joined.fetch_sub(1, Ordering::Relaxed);
         self.endless.fetch_sub(is_endless.into(), Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
-            account.left.fetch_add(*n, Ordering::Relaxed);
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                 account.largest.store(0, Ordering::Relaxed);
             }
@@ -256,17 +270,33 @@ impl Ledger {
         due.max().unwrap_or(at)
     }
 
-    /// Returns whether fewer permits of a limit are booked than this request and the requests that
-    /// came [before](Ledger::joins) it wait for. A request that left counts as one that came
-    /// before, even if it came later.
-    pub(crate) fn is_short(&self, now: Nanos, costs: &Costs, before: &[u64]) -> bool {
-        self.accounts.iter().zip(costs).zip(before).any(|((account, (n, _)), before)| {
+    /// Notes for which of the `in_line` queued requests no lease will come: from the first one on
+    /// for which fewer permits of a limit are booked than it and the requests before it wait for.
+    /// Requests that are granted, and whose tasks did not run yet, are assumed to be the first ones
+    /// that joined.
+    pub(crate) fn note_failure(&self, now: Nanos, in_line: usize) {
+        let held = |account: &Arc<Account>| {
             let (usable, later) = account.stock.held(now);
-            let waiting = account.waiting.load(Ordering::Relaxed);
-            // It wraps around if a request left meanwhile.
-            let ahead = before.wrapping_sub(account.left.load(Ordering::Relaxed)).min(waiting);
-            *n > 0 && ahead.saturating_add(*n).min(waiting) > usable.saturating_add(later)
-        })
+            usable.saturating_add(later)
+        };
+        let mut left: Vec<u64> = self.accounts.iter().map(held).collect();
+        let mut queued = lock(&self.queued);
+        let granted = queued.costs.len().saturating_sub(in_line);
+        let mut takes = |costs: &Costs| {
+            left.iter_mut().zip(costs).all(|(left, (n, _))| {
+                let rest = left.checked_sub(*n);
+                *left = rest.unwrap_or_default();
+                rest.is_some()
+            })
+        };
+        let short = queued.costs.iter().skip(granted).find(|(_, costs)| !takes(costs));
+        queued.short_from = short.map_or(u64::MAX, |(number, _)| *number);
+    }
+
+    /// Returns whether no lease comes for the request with this [number](Ledger::joins), as of the
+    /// last failure.
+    pub(crate) fn is_short(&self, number: u64) -> bool {
+        number >= lock(&self.queued).short_from
     }
 
     /// Returns whether leases serve requests of this kind better than calls: at least two for each
