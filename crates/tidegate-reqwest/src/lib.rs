@@ -1,6 +1,5 @@
 // The examples of the README need the feature `middleware`.
 #![cfg_attr(any(feature = "middleware", not(doctest)), doc = include_str!("../README.md"))]
-#![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod body;

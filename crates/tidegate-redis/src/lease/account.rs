@@ -76,9 +76,10 @@ pub(crate) struct Account {
     /// The kind of the limit. A bucket that each step fills is leased like a fixed window.
     pub(super) kind: Kind,
     pub(crate) stock: Stock,
-    /// Permits asked for that were not taken from the stock. And those of them that a call of the
-    /// request asked the store for, or that the store would have refused.
+    /// Permits asked for that were not taken from the stock.
     pub(super) missed: AtomicU64,
+    /// Those of the missed permits that a call of the request asked the store for, or that the
+    /// store would have refused.
     pub(super) by_store: AtomicU64,
     /// Permits that queued requests wait for.
     pub(super) waiting: AtomicU64,
@@ -331,22 +332,25 @@ impl Account {
 /// How a limit is used, and what the store last reported about it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Usage {
-    /// Permits asked for in a second, as of a time, and all permits that were asked for until then.
+    /// Permits asked for in a second, as of the time `at`.
     pub(super) rate: f64,
     pub(super) at: Nanos,
+    /// All permits that were asked for until then.
     pub(super) asked: u64,
     /// How many were asked for when permits were booked last.
     pub(super) booked: u64,
-    /// How many of them the store was asked for, by single requests or by a lease, granted or not;
-    /// and how many by the last lease.
+    /// How many of them the store was asked for, by single requests or by a lease, granted or not.
     pub(super) ordered: u64,
+    /// How many permits the last lease asked for.
     pub(super) lease: u64,
     /// How many permits were used, as far as they are counted.
     pub(super) used: u64,
+    /// How many permits the store had left at the last report.
     pub(super) left: u64,
     pub(super) reported_at: Nanos,
-    /// The limit has no permit before the first time, which is believed until the second time.
+    /// The limit has no permit before this time.
     pub(super) none_before: Nanos,
+    /// Until when `none_before` is believed.
     pub(super) believed: Nanos,
     /// The end of a pause.
     pub(super) paused_till: Nanos,

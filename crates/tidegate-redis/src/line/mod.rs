@@ -170,9 +170,9 @@ struct State {
     booked: Load,
     /// The latest due time of a booked request that was granted, and how far ahead it was booked.
     served: (Nanos, Duration),
-    /// The requests that wait behind a pause, including the one that asks whether it has ended; and
-    /// the end of the pause.
+    /// The requests that wait behind a pause, including the one that asks whether it has ended.
     paused: BTreeSet<u64>,
+    /// The end of that pause.
     pause_ends: Nanos,
     is_pause_watched: bool,
     /// Whether the store's thread will ask for permits that other processes gave back.

@@ -102,6 +102,8 @@
 -- at the instant. A request takes permits of several places that last, and the rest of its permits
 -- behind the last booking.
 --
+-- `owed` returns how many permits a limit owes at its last booking, because of debits.
+--
 -- If a place ends, or is the latest one of too many, it is refunded like a grant. When a booking
 -- from before the refund is undone, the refund of a place that has ended is applied again, and the
 -- refund of the latest one is lost: its booking may be undone as well.

@@ -17,9 +17,6 @@
 
 local RECORD = 18
 
--- The `owed` of a kind returns how many permits a limit owes at its last booking, because of
--- debits.
-
 local lasts, has_ended, refund, record, load, take_parts, unload
 if has_back then
   -- Returns until when the permits of a place may be granted.

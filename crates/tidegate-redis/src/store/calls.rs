@@ -27,8 +27,8 @@ use crate::pending::{Pending, PendingMessage};
 use crate::queue::{self, Queue};
 use crate::script::Script;
 
-/// The most calls that may wait for their replies, besides the kept ones. Further calls end as if
-/// the store were away.
+/// The most calls that may wait for their replies, besides those that must be sent. Further calls
+/// end as if the store were away.
 const MAX_CALLS: usize = 16_384;
 
 /// The store's task completes this many calls in a few milliseconds.
@@ -38,9 +38,10 @@ const CROWD: usize = 256;
 pub(super) struct Shared {
     pub(super) servers: Servers,
     pub(super) timeout: Duration,
-    /// The number of calls without an outcome, and how many of them are kept.
+    /// The number of calls without an outcome.
     in_flight: AtomicUsize,
-    kept: AtomicUsize,
+    /// How many of them [must be sent](Deadline::must_send).
+    must_send: AtomicUsize,
     /// The duration of the last call in nanoseconds; `u64::MAX` before the first one.
     took: AtomicU64,
     /// Whether the server of the last call is far away. A silent server counts as far.
@@ -221,7 +222,7 @@ impl Shared {
             servers,
             timeout,
             in_flight: AtomicUsize::new(0),
-            kept: AtomicUsize::new(0),
+            must_send: AtomicUsize::new(0),
             took: AtomicU64::new(u64::MAX),
             is_far: AtomicBool::new(false),
             counts: Mutex::default(),
@@ -246,7 +247,7 @@ impl Shared {
         let mut callback =
             PendingCallback { callback: Some(callback), shared, is_sent: false, _message: message };
         let (in_flight, before) = InFlight::new(self, deadline.must_send);
-        if !deadline.must_send && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MAX_CALLS {
+        if !deadline.must_send && before.saturating_sub(self.must_send.load(Ordering::Relaxed)) >= MAX_CALLS {
             return Some(Unsent { callback, is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
@@ -584,21 +585,25 @@ impl Shared {
     }
 }
 
-/// A slot among the calls without an outcome, and whether the call is kept.
-struct InFlight(Arc<Shared>, bool);
+/// A slot among the calls without an outcome.
+struct InFlight {
+    shared: Arc<Shared>,
+    must_send: bool,
+}
 
 impl InFlight {
     /// Takes a slot, and returns how many calls were in flight before.
     fn new(shared: &Arc<Shared>, must_send: bool) -> (InFlight, usize) {
-        shared.kept.fetch_add(must_send.into(), Ordering::Relaxed);
-        (InFlight(shared.clone(), must_send), shared.in_flight.fetch_add(1, Ordering::Relaxed))
+        shared.must_send.fetch_add(must_send.into(), Ordering::Relaxed);
+        let before = shared.in_flight.fetch_add(1, Ordering::Relaxed);
+        (InFlight { shared: shared.clone(), must_send }, before)
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.kept.fetch_sub(self.1.into(), Ordering::Relaxed);
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.shared.must_send.fetch_sub(self.must_send.into(), Ordering::Relaxed);
+        self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -46,12 +46,13 @@ const SLICE: u32 = if cfg!(all(test, tidegate_loom)) { 4 } else { 64 };
 pub(super) struct Copying {
     /// The number of entries at the start of the second ring that are not filled yet.
     unfilled: u32,
-    /// A head, and how many entries behind it are not copied yet.
+    /// The head of the ring that is copied.
     seen: Head,
+    /// How many entries behind that head are not copied yet.
     pending: u32,
-    /// The index where the next copied entry goes, and how many entries were copied, at most a
-    /// ring.
+    /// The index where the next copied entry goes.
     to: u32,
+    /// How many entries were copied, at most a ring.
     copied: u32,
     /// The time of the last entry that was copied or left out. No entry of a later time was copied
     /// or left out.

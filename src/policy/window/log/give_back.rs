@@ -178,12 +178,15 @@ pub(super) struct Books {
 /// Permits that a refund gave back, oldest first.
 #[derive(Clone, Copy, Debug)]
 struct Refunded {
-    /// When they were refunded, and how many entries of this time count that were there then.
+    /// When they were refunded.
     time: Stamp,
+    /// How many entries of that time count that were there then.
     same: u32,
+    /// How many permits they are.
     n: u32,
-    /// The times of the first and the last one.
+    /// The time of the first of them.
     first: Stamp,
+    /// The time of the last of them.
     last: Stamp,
 }
 

@@ -81,10 +81,11 @@ struct State {
     overloaded_till: Nanos,
     /// When the next lease is asked for, while there are more requests than permits.
     next: Nanos,
-    /// What the last waiting request asked for, until when requests of several costs wait, and
-    /// until when the store decides them.
+    /// What the last waiting request asked for.
     asked: Costs,
+    /// Until when requests of several costs wait.
     mixed_till: Nanos,
+    /// Until when the store decides requests of several costs.
     by_store_till: Nanos,
     /// How many permits such requests ask for besides the first, on average.
     more: f64,
