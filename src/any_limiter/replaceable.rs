@@ -22,7 +22,7 @@ use crate::limiter::Pause;
 /// see [`RateLimiter::change`](crate::RateLimiter::change), and `RateLimiter::apply` for a
 /// configuration (feature `config`). They keep the permits, and move the waiters.
 ///
-/// # Whom a call concerns
+/// # Which limiter a call reaches
 ///
 /// Each call concerns the limiter that is held when the call is made. A request that waits, a
 /// reservation, and a limiter of one key that [`AnyKeyed::limiter`] returned, stay with their

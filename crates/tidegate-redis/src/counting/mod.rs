@@ -73,12 +73,12 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 /// are given back. The message that gives permits back is not waited for, and is repeated until the
 /// store replies.
 ///
-/// # Whom a call concerns
+/// # Scope of each call
 ///
 /// A [pause](AnyLimiter::pause) and its end apply to all processes. A [changed
 /// limit](StoreCountingLimit::set_limit), [closing](AnyLimiter::close) and
 /// [priorities](Request::priority) apply to this process. [A
-/// table](crate::operating#whom-a-call-concerns) lists the calls of all limiters over a store.
+/// table](crate::operating#scope-of-each-call) lists the calls of all limiters over a store.
 ///
 /// # Blocking
 ///
@@ -253,6 +253,15 @@ impl StoreCountingLimit {
             Some(operation) => self.ask(operation).await.map(drop),
             None => Ok(()),
         }
+    }
+
+    /// Pauses the limit for all processes for at least `span`, like [`pause`](StoreCountingLimit::pause).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`pause`](StoreCountingLimit::pause).
+    pub async fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
+        self.pause(Pause::lasting(span)).await
     }
 
     /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a

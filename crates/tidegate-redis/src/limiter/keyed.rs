@@ -280,6 +280,28 @@ impl StoreKeyedLimiter {
         self.acquire_many(key, AllRequest::new().within(within))
     }
 
+    /// Waits for one permit of each limit of a key, and blocks the thread until then.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`AnyLimiter::blocking_acquire`].
+    pub fn blocking_acquire(&self, key: &str) -> Result<AllPermits, AllRefusal> {
+        self.blocking_acquire_many(key, AllRequest::new())
+    }
+
+    /// Waits for the permits of a request from a key, and blocks the thread until then.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`AnyLimiter::blocking_acquire_many`].
+    pub fn blocking_acquire_many<'a>(
+        &self,
+        key: &str,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        self.limiter(key).blocking_acquire_many(request)
+    }
+
     /// Makes a reservation in the queue of a key, for a cost that is known only later, like
     /// [`StoreLimiter::reserve`].
     ///
@@ -318,7 +340,8 @@ impl StoreKeyedLimiter {
     }
 
     /// Sets the observer of all keys, in addition to that of the store, like
-    /// [`StoreLimiter::observe`]. The observer does not receive the key.
+    /// [`StoreLimiter::observe`]. Returns `false`, and changes nothing, if there is one already. The
+    /// observer does not receive the key.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.prepared.observers.observe(events)
     }

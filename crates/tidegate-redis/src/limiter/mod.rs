@@ -56,25 +56,24 @@ use reserved::StoreReservation;
 /// # Cancel safety
 ///
 /// A request that is dropped before it was sent leaves no trace. A request that is dropped later
-/// passes its booking to the next request of this limiter that costs as much, and all such requests
-/// behind it move up. The booking that is then left over goes back to the store, once, with the
-/// next call of this limiter. That call leaves at once if none is in flight. When all bookings
-/// behind it are given back as well, in any order, the store undoes all of them. Until then another
-/// request may take permits of the booking, and a booking whose time passes is refunded, as far as
-/// there was room. If more than 1,024 separate runs of bookings of a limit were dropped, the
-/// earliest are not undone.
+/// passes its booking to the next waiting request of this limiter with equal costs, and each such
+/// request behind that moves up by one booking. The last booking is then unused, and goes back to
+/// the store, once, with the next call of this limiter. That call leaves at once if none is in
+/// flight. The store undoes a booking that came back once all later bookings have come back as
+/// well, in any order. Until then other requests may take its permits, and those that are unused
+/// at its due time are refunded, as far as there is room. The store remembers at most 1,024
+/// separate groups of such bookings of a limit; the permits of the oldest groups count as used.
 ///
 /// A future that is never polled again is granted when its booking is due. It delays no other
 /// request beyond the time that the store booked for that request.
 ///
-/// # Whom a call concerns
+/// # Scope of each call
 ///
 /// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
 /// [`refund`](AnyLimiter::refund), [`keep_at_most`](AnyLimiter::keep_at_most) and
-/// [`reset`](StoreLimiter::reset) change the limits of all processes. To hold up a job of one
-/// process, hold up the job itself. Closing, shadow mode and the bounds of the queue apply to this
-/// limiter and its clones. [A table](crate::operating#whom-a-call-concerns) lists the calls of all
-/// limiters over a store.
+/// [`reset`](StoreLimiter::reset) change the limits of all processes. To stop one process only, stop
+/// its tasks. Closing, shadow mode and the bounds of the queue apply to this limiter and its clones.
+/// [A table](crate::operating#scope-of-each-call) lists the calls of all limiters over a store.
 ///
 /// # While the store is away
 ///
@@ -84,7 +83,7 @@ use reserved::StoreReservation;
 /// [`Store::trouble`](crate::Store::trouble) then returns the reason. A request that is larger than
 /// the share of its process is refused as unavailable until the store is back.
 ///
-/// # As many as there are
+/// # Requests for up to n permits
 ///
 /// A request for [`up_to`](tidegate::Request::up_to) a number of permits takes the permits that are
 /// available. At a limit in full use these are few, and each request is a call. So a job that takes
@@ -243,7 +242,7 @@ impl StoreLimiter {
     /// same kinds, and with windows of the same length; rates and bursts may differ. A limit of
     /// another kind or length is another limit: the call succeeds, but does not pause the limit
     /// that the processes use. A bucket refills at the rate of this call up to the pause, as in
-    /// each [call of a process with another rate](crate::operating#whom-a-call-concerns).
+    /// each [call of a process with another rate](crate::operating#scope-of-each-call).
     ///
     /// # Cancel safety
     ///
@@ -278,6 +277,15 @@ impl StoreLimiter {
             Some(operation) => self.ask(operation, &[]).await.map(drop),
             None => Ok(()),
         }
+    }
+
+    /// Pauses all limits for all processes for at least `span`, like [`pause`](StoreLimiter::pause).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`pause`](StoreLimiter::pause).
+    pub async fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
+        self.pause(Pause::lasting(span)).await
     }
 
     /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a

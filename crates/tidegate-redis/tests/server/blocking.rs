@@ -48,6 +48,17 @@ async fn a_leased_request_blocks_the_only_thread_of_a_runtime() {
     }
 }
 
+#[test]
+fn a_thread_waits_for_the_permits_of_a_key() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let users = store.keyed("users").limit("calls", "token_bucket 100/s burst 3").build().unwrap();
+    assert_eq!(users.blocking_acquire("alice").unwrap().permits(), 1);
+    assert_eq!(users.blocking_acquire_many("alice", 3).unwrap().permits(), 3);
+    assert!(users.blocking_acquire_many("bob", 4).is_err());
+    assert_eq!(users.try_acquire_many("bob", 3).unwrap().permits(), 3);
+}
+
 /// Wakes a thread outside of tokio.
 struct Unpark(std::thread::Thread);
 

@@ -268,7 +268,7 @@ fn a_process_is_counted_from_its_first_request_until_it_flushes() {
         // A tool that requests no permits.
         tool.check().await.unwrap();
         let of_tool = of(&tool);
-        of_tool.pause(Pause::lasting(HOUR)).await.unwrap();
+        of_tool.pause_for(HOUR).await.unwrap();
         assert_eq!(of_tool.resume().await, Ok(true));
         assert_eq!(of_tool.resume().await, Ok(false));
         drop((ask(&server).await, ask(&leaver).await));

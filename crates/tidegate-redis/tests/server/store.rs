@@ -602,7 +602,7 @@ async fn a_limiter_and_a_limit_of_permits_in_use_have_the_calls_of_their_handles
     assert_eq!(jobs.try_acquire().unwrap_err().refusal(), Some(Refusal::InUse { limit: 9 }));
     held.clear();
     assert_eq!(jobs.resume().await, Ok(false));
-    jobs.pause(Pause::lasting(HOUR)).await.unwrap();
+    jobs.pause_for(HOUR).await.unwrap();
     assert!(matches!(jobs.acquire_now(1).await.unwrap_err().refusal(), Some(Refusal::Paused { .. })));
     assert_eq!(jobs.resume().await, Ok(true));
     let _permits = jobs.acquire_now(9).await.unwrap();
