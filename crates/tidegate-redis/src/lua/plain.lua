@@ -26,7 +26,7 @@ end
 
 -- Returns when a key expires, as an option of `SET` and its value. If the limit `lingers`, its key
 -- may be kept for a refused request: it stays so long, whatever others change. A pause that ended
--- sooner makes that sooner as well.
+-- sooner makes that sooner as well, and so does a clock that was set back.
 local function expiry(key, ends, lingers, sooner)
   if not is_real then
     return 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000)

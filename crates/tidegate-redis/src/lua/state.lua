@@ -114,7 +114,7 @@ local function read(l, value, moved)
       end
       -- The clock was set back. The state must record this, or it would count again.
       l.writes, l.changed = l.writes + 1, true
-      seen, l.seen, l.booked = now, now, l.booked - ahead
+      seen, l.seen, l.booked, l.sooner = now, now, l.booked - ahead, ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
       -- Their permits are lost for the span.
       l.later, l.parts, l.marks = NONE, nil, nil

@@ -338,3 +338,43 @@ fn unpack(
     values.push_back(mlua::Value::Number((at + 1) as f64));
     Ok(values)
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::Arg;
+
+    use super::Server;
+    use crate::script::{Operation, Script, command};
+    use crate::script_tests::{Limit, START};
+
+    /// A key that is kept for refused requests, or because its limit does not start full, was kept
+    /// for as long as the clock was set back.
+    #[test]
+    fn a_clock_that_is_set_back_keeps_no_key() {
+        let mut server = Server::new(0).expect("an interpreter");
+        let (minute, hour) = (60_000_000, 3_600_000_000);
+        for (line, kept) in [
+            ("leaky_bucket 10/s capacity 20", 0),
+            ("smooth_bursty 10/s", 24 * hour),
+            ("token_bucket 10/min burst 20", 0),
+        ] {
+            let limit = Limit::new(line);
+            let script = Script::shared([limit.terms.kind()]);
+            // The script takes the time of the server.
+            let cmd = script.by_text(&command(&script, Operation::Debit, None, &[limit.part(1, &[])]));
+            let args = cmd.args_iter().filter_map(|arg| match arg {
+                Arg::Simple(arg) => Some(arg.to_vec()),
+                _ => None,
+            });
+            let args: Vec<_> = args.collect();
+            for second in [0, 1, 2] {
+                server.carry_out(START + second * 1_000_000, &args);
+            }
+            for second in [3, 4, 5] {
+                server.carry_out(START - hour + second * 1_000_000, &args);
+            }
+            assert_eq!(server.size(START - hour + 6_000_000), 1, "{line}");
+            assert_eq!(server.size(START - hour + kept + minute), 0, "{line}");
+        }
+    }
+}
