@@ -604,12 +604,13 @@ impl<C: Timer> AllOf<C> {
     /// the first call after its time: by a call of this `AllOf`, or of the reservation. The members
     /// count it at most the [catch-up](crate::RateLimiter::set_catch_up) earlier than that call. So
     /// behind another reservation that is not awaited, it may be due later than its
-    /// [`due_in`](AllReservation::due_in). It
-    /// holds its permits of a [`CountingLimit`] until it is dropped or settled.
+    /// [`due_in`](AllReservation::due_in). It holds its permits of a [`CountingLimit`] until it is
+    /// dropped or settled.
     ///
     /// Await `&mut` the reservation, and keep the reservation until the work is done.
-    /// `reserve(..)?.await?` yields a [`Grant`](crate::Grant) and drops the reservation: its permits of a
-    /// [`CountingLimit`] go back before the work begins, and its cost can no longer be settled.
+    /// `reserve(..)?.await?` yields a [`Grant`](crate::Grant) and drops the reservation: its
+    /// permits of a [`CountingLimit`] go back before the work begins, and its cost can no longer be
+    /// settled.
     ///
     /// # Errors
     ///

@@ -8,6 +8,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncSeek, ReadBuf};
 
 use crate::any_limiter::AnyLimiter;
 use crate::io::{Direction, Throttled};
+use crate::line::deferred::{resume_panic, run};
 
 /// What is read, and its payments. What was read is paid for even if there is no next read.
 #[derive(Debug)]
@@ -61,14 +62,17 @@ impl Reads {
 
 impl Drop for Reads {
     fn drop(&mut self) {
+        // A waker of another task may panic.
+        let mut panic = None;
         if let Some((bytes, ..)) = self.direction.reservation {
-            self.direction.settle(bytes);
+            run(&mut panic, || self.direction.settle(bytes));
         }
         if self.owed > 0 {
             // All limits are charged alike, so no name can be wrong. A closed limiter grants
             // nothing that the bytes could delay.
-            let _ = self.direction.limiter.debit(self.owed);
+            run(&mut panic, || self.direction.limiter.debit(self.owed));
         }
+        resume_panic(panic);
     }
 }
 

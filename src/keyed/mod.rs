@@ -62,10 +62,10 @@ use crate::time::Nanos;
 /// are idle.
 ///
 /// A key that returns after it was forgotten never has more permits than if it had stayed, unless a
-/// change of all keys made a window longer or a burst larger in the meantime. With a
-/// policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), the key starts empty
-/// again. With [`SmoothWarmingUp`](crate::SmoothWarmingUp), each key starts cold, even if the
-/// policy [starts warm](crate::SmoothWarmingUp::start_warm).
+/// change of all keys made a window longer or a burst larger in the meantime. With a policy that
+/// starts empty, such as [`SmoothBursty`](crate::SmoothBursty), the key starts empty again. With
+/// [`SmoothWarmingUp`](crate::SmoothWarmingUp), each key starts cold, even if the policy [starts
+/// warm](crate::SmoothWarmingUp::start_warm).
 ///
 /// | call | if the permits are not due now |
 /// |---|---|
@@ -917,11 +917,11 @@ where
     /// permit and no permit accrues. A waiting request is granted later, and a try is refused with
     /// [`Refusal::Paused`]. A second pause never shortens the first.
     ///
-    /// After the pause, each key continues as if it were empty, unless the pause
-    /// [keeps stored permits](Pause::keep_permits). This also holds for keys that were unknown: a
-    /// key that is added after the pause has only the permits that accrued since the pause ended. If
-    /// the rate changes in the meantime, such a key may have fewer permits than a known one: none of
-    /// a step that had begun, and at a slower rate those since the clock's beginning at most.
+    /// After the pause, each key continues as if it were empty, unless the pause [keeps stored
+    /// permits](Pause::keep_permits). This also holds for keys that were unknown: a key that is
+    /// added after the pause has only the permits that accrued since the pause ended. If the rate
+    /// changes in the meantime, such a key may have fewer permits than a known one: none of a step
+    /// that had begun, and at a slower rate those since the clock's beginning at most.
     ///
     /// An observer of all keys is notified once. An observer that receives the keys, and an
     /// observer of one key, are not notified. A [`KeyedAllOf`](crate::KeyedAllOf) of these keys

@@ -1,9 +1,10 @@
 //! Readers and writers.
 
 use std::io::{self, IoSlice, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -184,6 +185,30 @@ fn what_was_read_is_paid_for_when_the_reader_is_dropped() {
     assert_eq!(next_in(&limiter), Duration::from_millis(485));
     clock.advance(Duration::from_millis(485));
     assert_eq!((limiter.status().available, limiter.status().waiting), (1, 0));
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker");
+    }
+}
+
+#[test]
+fn all_of_what_was_read_is_paid_for_if_the_waker_of_another_task_panics() {
+    let (limiter, _) = bucket(1000, 600);
+    limiter.try_acquire_many(590).expect("full");
+    let mut reader = Throttled::new(tokio::io::BufReader::new(&[7; 100][..])).limit_reads(limiter.clone());
+    assert_eq!(assert_ready_ok!(spawn(reader.fill_buf()).poll()).len(), 100);
+    for bytes in [30, 20, 10] {
+        reader.consume(bytes);
+    }
+    let mut next = Box::pin(limiter.acquire());
+    assert!(next.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(reader))).is_err());
+    drop(next);
+    assert_eq!(limiter.reserve(1).expect("a burst").due_in(), Duration::from_millis(51));
 }
 
 #[test]

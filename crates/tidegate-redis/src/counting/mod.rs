@@ -255,7 +255,8 @@ impl StoreCountingLimit {
         }
     }
 
-    /// Pauses the limit for all processes for at least `span`, like [`pause`](StoreCountingLimit::pause).
+    /// Pauses the limit for all processes for at least `span`, like
+    /// [`pause`](StoreCountingLimit::pause).
     ///
     /// # Errors
     ///

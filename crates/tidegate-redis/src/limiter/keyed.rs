@@ -340,8 +340,8 @@ impl StoreKeyedLimiter {
     }
 
     /// Sets the observer of all keys, in addition to that of the store, like
-    /// [`StoreLimiter::observe`]. Returns `false`, and changes nothing, if there is one already. The
-    /// observer does not receive the key.
+    /// [`StoreLimiter::observe`]. Returns `false`, and changes nothing, if there is one already.
+    /// The observer does not receive the key.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.prepared.observers.observe(events)
     }

@@ -71,9 +71,10 @@ use reserved::StoreReservation;
 ///
 /// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
 /// [`refund`](AnyLimiter::refund), [`keep_at_most`](AnyLimiter::keep_at_most) and
-/// [`reset`](StoreLimiter::reset) change the limits of all processes. To stop one process only, stop
-/// its tasks. Closing, shadow mode and the bounds of the queue apply to this limiter and its clones.
-/// [A table](crate::operating#scope-of-each-call) lists the calls of all limiters over a store.
+/// [`reset`](StoreLimiter::reset) change the limits of all processes. To stop one process only,
+/// stop its tasks. Closing, shadow mode and the bounds of the queue apply to this limiter and its
+/// clones. [A table](crate::operating#scope-of-each-call) lists the calls of all limiters over a
+/// store.
 ///
 /// # While the store is away
 ///
@@ -279,7 +280,8 @@ impl StoreLimiter {
         }
     }
 
-    /// Pauses all limits for all processes for at least `span`, like [`pause`](StoreLimiter::pause).
+    /// Pauses all limits for all processes for at least `span`, like
+    /// [`pause`](StoreLimiter::pause).
     ///
     /// # Errors
     ///

@@ -514,11 +514,12 @@ do
       return not met
     end
 
-    -- If a refund and a loan of it are applied again, the level behind the loan stays. Grants between
-    -- the two found a higher level. But if the level met the cap between the two, the refund is lost
-    -- as far as it was above the cap, and the loan is not: later grants found less, until the level
-    -- met the cap again. Where a grant is left behind the loan, the loan found no more than that
-    -- grant. Where none is left, units that accrued since the loan make up for what was lost.
+    -- If a refund and a loan of it are applied again, the level behind the loan stays. Grants
+    -- between the two found a higher level. But if the level met the cap between the two, the
+    -- refund is lost as far as it was above the cap, and the loan is not: later grants found less,
+    -- until the level met the cap again. Where a grant is left behind the loan, the loan found no
+    -- more than that grant. Where none is left, units that accrued since the loan make up for what
+    -- was lost.
     function bucket.pass_on(l, due, at, n)
       local cap, units, peaks = l.terms[3], n * l.terms[2], l.peaks
       local most, lost, met = nil, 0, false

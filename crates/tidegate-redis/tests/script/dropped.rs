@@ -261,9 +261,9 @@ fn a_full_bucket_has_no_permits_beyond_its_burst_when_lent_permits_are_undone() 
     assert_eq!(granted_after(&mut store, "token_bucket 20/s burst 40", &calls), 16);
 }
 
-/// Refunded permits were granted at two instants, and then all bookings behind them were undone. The
-/// bucket had been full before the first of these grants, and it counted as full at that instant for
-/// only one of the refunds.
+/// Refunded permits were granted at two instants, and then all bookings behind them were undone.
+/// The bucket had been full before the first of these grants, and it counted as full at that
+/// instant for only one of the refunds.
 #[test]
 fn permits_lent_at_two_instants_are_undone_within_the_burst() {
     let Some(mut store) = Store::new() else { return };
