@@ -79,6 +79,11 @@
 //! calls of a window all fail without a response, the client's own limit applies after that time as
 //! well.
 //!
+//! A server with a token bucket reports when its bucket is full, in whole seconds. The client
+//! pauses until then once nothing remains, so it gets a burst for each such time and not the whole
+//! rate: a third of `token_bucket 50/s burst 20`, and half of a `sliding_estimate`. Give such a
+//! server a burst of some seconds if its clients obey.
+//!
 //! # In flight
 //!
 //! A server cannot have counted, in one response, a call that reaches it later. So calls in flight
