@@ -10,7 +10,8 @@ use crate::any_limiter::AnyLimiter;
 use crate::io::{Direction, Throttled};
 use crate::line::deferred::{resume_panic, run};
 
-/// What is read, and its payments. What was read is paid for even if there is no next read.
+/// The reads of a transfer, and their payments. The limiter is charged for all bytes that were
+/// read, even if no read follows.
 #[derive(Debug)]
 pub(super) struct Reads {
     /// Its reservation is for bytes that were read.

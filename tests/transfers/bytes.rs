@@ -159,7 +159,8 @@ fn what_was_read_is_paid_before_the_next_read() {
     assert_eq!(limiter.status().available, 0);
 }
 
-/// A server whose connections are read once had no limit.
+/// A dropped reader got back the permits of its last chunk, so a server that reads each connection
+/// once had no limit.
 #[test]
 fn what_was_read_is_paid_for_when_the_reader_is_dropped() {
     let (limiter, clock) = bucket(1000, 600);

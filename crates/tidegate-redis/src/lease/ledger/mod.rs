@@ -52,11 +52,9 @@ const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 pub(crate) struct Ledger {
     pub(crate) accounts: Vec<Arc<Account>>,
     pub(crate) kick: Arc<Notify>,
-    /// How many requests joined the queue of this process and did not leave it.
-    joined: AtomicU64,
-    /// How many of them have no maximum wait.
-    endless: AtomicU64,
     queued: Mutex<Queued>,
+    /// How many of the queued requests have no maximum wait.
+    endless: AtomicU64,
     patience: Arc<Patience>,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
@@ -64,7 +62,7 @@ pub(crate) struct Ledger {
     state: Mutex<State>,
 }
 
-/// The requests that joined the queue and did not leave it.
+/// The requests that joined the queue of this process and did not leave it.
 #[derive(Debug, Default)]
 struct Queued {
     /// By the number of each request, in order of arrival.
@@ -115,9 +113,8 @@ impl Ledger {
         let limits =
             accounts.iter().map(|account| Usage { left: account.terms.limit, ..Usage::default() }).collect();
         let state = Mutex::new(State { limits, ..State::default() });
-        let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
-        let queued = Mutex::default();
-        Ledger { accounts, kick, joined, endless, queued, patience, processes, counters, state }
+        let (queued, endless, processes) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(1));
+        Ledger { accounts, kick, queued, endless, patience, processes, counters, state }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -179,7 +176,6 @@ impl Ledger {
         let number = queued.costs.last_key_value().map_or(0, |(last, _)| last + 1);
         queued.costs.insert(number, costs.clone());
         drop(queued);
-        self.joined.fetch_add(1, Ordering::Relaxed);
         self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.largest.fetch_max(*n, Ordering::Relaxed);
@@ -192,7 +188,6 @@ impl Ledger {
 
     pub(crate) fn leaves(&self, number: u64, costs: &Costs, is_endless: bool) {
         lock(&self.queued).costs.remove(&number);
-        self.joined.fetch_sub(1, Ordering::Relaxed);
         self.endless.fetch_sub(is_endless.into(), Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
@@ -219,9 +214,14 @@ impl Ledger {
             })
     }
 
+    /// Returns how many requests joined the queue and did not leave it.
+    fn joined(&self) -> u64 {
+        lock(&self.queued).costs.len() as u64
+    }
+
     /// Returns whether no queued request has a maximum wait.
     pub(crate) fn are_endless(&self) -> bool {
-        self.endless.load(Ordering::Relaxed) >= self.joined.load(Ordering::Relaxed)
+        self.endless.load(Ordering::Relaxed) >= self.joined()
     }
 
     /// Returns whether leases can be had again as soon as the store is back.
@@ -252,7 +252,7 @@ impl Ledger {
     /// task did not run yet, has joined and is not queued. If there are such requests, the queued
     /// requests are assumed to be as large as the others, or one of them as the largest.
     fn waiting(&self, account: &Account, in_line: usize) -> u64 {
-        let (joined, in_line) = (self.joined.load(Ordering::Relaxed), in_line as u64);
+        let (joined, in_line) = (self.joined(), in_line as u64);
         let waiting = account.waiting.load(Ordering::Relaxed);
         if in_line == 0 || in_line >= joined {
             return if in_line == 0 { 0 } else { waiting };
@@ -273,8 +273,8 @@ impl Ledger {
 
     /// Notes for which of the `in_line` queued requests no lease will come: from the first one on
     /// for which fewer permits of a limit are booked than it and the requests before it wait for.
-    /// Requests that are granted, and whose tasks did not run yet, are assumed to be the first ones
-    /// that joined.
+    /// This call assumes that granted requests whose tasks did not run yet are the first that
+    /// joined.
     pub(crate) fn note_failure(&self, now: Nanos, in_line: usize) {
         let held = |account: &Arc<Account>| {
             let (usable, later) = account.stock.held(now);
