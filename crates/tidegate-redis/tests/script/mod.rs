@@ -11,6 +11,7 @@ mod many;
 mod odd_rates;
 mod plain;
 mod refunds;
+mod sets;
 mod several;
 mod used;
 
