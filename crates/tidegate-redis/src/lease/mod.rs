@@ -547,20 +547,19 @@ enum Next {
 struct Joined<'a> {
     ledger: &'a Ledger,
     costs: &'a Costs,
-    is_endless: bool,
     number: u64,
 }
 
 impl<'a> Joined<'a> {
     fn new(ledger: &'a Ledger, costs: &'a Costs, is_endless: bool) -> Joined<'a> {
         let number = ledger.joins(costs, is_endless);
-        Joined { ledger, costs, is_endless, number }
+        Joined { ledger, costs, number }
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.ledger.leaves(self.number, self.costs, self.is_endless);
+        self.ledger.leaves(self.number, self.costs);
     }
 }
 

@@ -20,9 +20,9 @@
 //! without leases.
 
 mod plan;
+mod queued;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -32,6 +32,7 @@ use tokio::sync::Notify;
 
 use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Usage};
 pub(crate) use crate::lease::ledger::plan::{Order, Outcome, Plan, Return};
+use crate::lease::ledger::queued::Queued;
 use crate::lease::patience::{Patience, Usual};
 use crate::lease::stock::Piece;
 use crate::lock::lock;
@@ -52,23 +53,12 @@ const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 pub(crate) struct Ledger {
     pub(crate) accounts: Vec<Arc<Account>>,
     pub(crate) kick: Arc<Notify>,
-    queued: Mutex<Queued>,
-    /// How many of the queued requests have no maximum wait.
-    endless: AtomicU64,
+    queued: Queued,
     patience: Arc<Patience>,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
     pub(crate) counters: Arc<LeaseCounters>,
     state: Mutex<State>,
-}
-
-/// The requests that joined the queue of this process and did not leave it.
-#[derive(Debug, Default)]
-struct Queued {
-    /// By the number of each request, in order of arrival.
-    costs: BTreeMap<u64, Costs>,
-    /// The number of the first one for which too few permits were booked at the last failure.
-    short_from: u64,
 }
 
 #[derive(Debug, Default)]
@@ -113,8 +103,8 @@ impl Ledger {
         let limits =
             accounts.iter().map(|account| Usage { left: account.terms.limit, ..Usage::default() }).collect();
         let state = Mutex::new(State { limits, ..State::default() });
-        let (queued, endless, processes) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(1));
-        Ledger { accounts, kick, queued, endless, patience, processes, counters, state }
+        let processes = AtomicU64::new(1);
+        Ledger { accounts, kick, queued: Queued::default(), patience, processes, counters, state }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -172,11 +162,7 @@ impl Ledger {
     /// Notes that a request joins the queue, until it [leaves](Ledger::leaves). Returns the number
     /// of the request.
     pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> u64 {
-        let mut queued = lock(&self.queued);
-        let number = queued.costs.last_key_value().map_or(0, |(last, _)| last + 1);
-        queued.costs.insert(number, costs.clone());
-        drop(queued);
-        self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
+        let number = self.queued.join(costs, is_endless);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.largest.fetch_max(*n, Ordering::Relaxed);
             // SeqCst: see `Leases::drive`.
@@ -186,9 +172,8 @@ impl Ledger {
         number
     }
 
-    pub(crate) fn leaves(&self, number: u64, costs: &Costs, is_endless: bool) {
-        lock(&self.queued).costs.remove(&number);
-        self.endless.fetch_sub(is_endless.into(), Ordering::Relaxed);
+    pub(crate) fn leaves(&self, number: u64, costs: &Costs) {
+        self.queued.leave(number);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                 account.largest.store(0, Ordering::Relaxed);
@@ -214,14 +199,9 @@ impl Ledger {
             })
     }
 
-    /// Returns how many requests joined the queue and did not leave it.
-    fn joined(&self) -> u64 {
-        lock(&self.queued).costs.len() as u64
-    }
-
     /// Returns whether no queued request has a maximum wait.
     pub(crate) fn are_endless(&self) -> bool {
-        self.endless.load(Ordering::Relaxed) >= self.joined()
+        self.queued.are_endless()
     }
 
     /// Returns whether leases can be had again as soon as the store is back.
@@ -252,7 +232,7 @@ impl Ledger {
     /// task did not run yet, has joined and is not queued. If there are such requests, the queued
     /// requests are assumed to be as large as the others, or one of them as the largest.
     fn waiting(&self, account: &Account, in_line: usize) -> u64 {
-        let (joined, in_line) = (self.joined(), in_line as u64);
+        let (joined, in_line) = (self.queued.len() as u64, in_line as u64);
         let waiting = account.waiting.load(Ordering::Relaxed);
         if in_line == 0 || in_line >= joined {
             return if in_line == 0 { 0 } else { waiting };
@@ -271,33 +251,20 @@ impl Ledger {
         due.max().unwrap_or(at)
     }
 
-    /// Notes for which of the `in_line` queued requests no lease will come: from the first one on
-    /// for which fewer permits of a limit are booked than it and the requests before it wait for.
-    /// This call assumes that granted requests whose tasks did not run yet are the first that
-    /// joined.
+    /// Notes for which of the `in_line` queued requests no lease will come. Granted requests whose
+    /// tasks did not run yet are assumed to be the first that joined.
     pub(crate) fn note_failure(&self, now: Nanos, in_line: usize) {
-        let held = |account: &Arc<Account>| {
+        let held = self.accounts.iter().map(|account| {
             let (usable, later) = account.stock.held(now);
             usable.saturating_add(later)
-        };
-        let mut left: Vec<u64> = self.accounts.iter().map(held).collect();
-        let mut queued = lock(&self.queued);
-        let granted = queued.costs.len().saturating_sub(in_line);
-        let mut takes = |costs: &Costs| {
-            left.iter_mut().zip(costs).all(|(left, (n, _))| {
-                let rest = left.checked_sub(*n);
-                *left = rest.unwrap_or_default();
-                rest.is_some()
-            })
-        };
-        let short = queued.costs.iter().skip(granted).find(|(_, costs)| !takes(costs));
-        queued.short_from = short.map_or(u64::MAX, |(number, _)| *number);
+        });
+        self.queued.note_failure(held.collect(), in_line);
     }
 
     /// Returns whether no lease comes for the request with this [number](Ledger::joins), as of the
     /// last failure.
     pub(crate) fn is_short(&self, number: u64) -> bool {
-        number >= lock(&self.queued).short_from
+        self.queued.is_short(number)
     }
 
     /// Returns whether leases serve requests of this kind better than calls: at least two for each

@@ -251,7 +251,7 @@ impl Ledger {
             return None;
         }
         let longest = match is_urgent {
-            true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
+            true if self.queued.has_endless() => Duration::MAX,
             true => patience.max(self.patience.min_wait()).saturating_add(span),
             false => patience.saturating_add(span),
         };

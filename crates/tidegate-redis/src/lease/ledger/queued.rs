@@ -1,0 +1,81 @@
+//! The requests in the queue of this process, and for which of them no lease will come.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use crate::lock::lock;
+use crate::set::Costs;
+
+/// The requests that joined the queue and did not leave it. A request that was granted, and whose
+/// task did not run yet, is one of them.
+#[derive(Debug, Default)]
+pub(super) struct Queued(Mutex<Numbered>);
+
+#[derive(Debug, Default)]
+struct Numbered {
+    /// The costs of each request, and whether it has no maximum wait, by its number. Numbers are in
+    /// order of arrival.
+    requests: BTreeMap<u64, (Costs, bool)>,
+    /// The number of requests without a maximum wait.
+    endless: usize,
+    /// The number of the first request for which too few permits were booked at the last failure.
+    short_from: u64,
+}
+
+impl Queued {
+    /// Adds a request. Returns its number.
+    pub(super) fn join(&self, costs: &Costs, is_endless: bool) -> u64 {
+        let mut queued = self.lock();
+        let number = queued.requests.last_key_value().map_or(0, |(last, _)| last + 1);
+        queued.requests.insert(number, (costs.clone(), is_endless));
+        queued.endless += usize::from(is_endless);
+        number
+    }
+
+    pub(super) fn leave(&self, number: u64) {
+        let mut queued = self.lock();
+        if let Some((_, is_endless)) = queued.requests.remove(&number) {
+            queued.endless -= usize::from(is_endless);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lock().requests.len()
+    }
+
+    pub(super) fn has_endless(&self) -> bool {
+        self.lock().endless > 0
+    }
+
+    /// Returns whether no request has a maximum wait.
+    pub(super) fn are_endless(&self) -> bool {
+        let queued = self.lock();
+        queued.endless == queued.requests.len()
+    }
+
+    /// Notes for which of the last `in_line` requests no lease will come: from the first one on
+    /// that, together with the requests before it, waits for more permits of a limit than were
+    /// booked, which is `left`. The requests before the last `in_line` are assumed to be granted.
+    pub(super) fn note_failure(&self, mut left: Vec<u64>, in_line: usize) {
+        let mut queued = self.lock();
+        let granted = queued.requests.len().saturating_sub(in_line);
+        let mut takes = |costs: &Costs| {
+            left.iter_mut().zip(costs).all(|(left, (n, _))| {
+                let rest = left.checked_sub(*n);
+                *left = rest.unwrap_or_default();
+                rest.is_some()
+            })
+        };
+        let short = queued.requests.iter().skip(granted).find(|(_, (costs, _))| !takes(costs));
+        queued.short_from = short.map_or(u64::MAX, |(number, _)| *number);
+    }
+
+    /// Returns whether no lease comes for the request with this number, as of the last failure.
+    pub(super) fn is_short(&self, number: u64) -> bool {
+        number >= self.lock().short_from
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Numbered> {
+        lock(&self.0)
+    }
+}
