@@ -87,7 +87,8 @@ pub enum Refusal {
         limit: usize,
     },
     /// The request would have had to wait, and the queue had no room for it. See
-    /// [`QueueBounds`](crate::QueueBounds).
+    /// [`QueueBounds`](crate::QueueBounds). A request that would also have waited for too long gets
+    /// this refusal if it has to wait longer for room in the queue.
     QueueFull {
         /// The time after which this call is accepted if no other request arrives: by then the
         /// queue has room for it, or it need not wait. [`Nanos::MAX`] means never within the

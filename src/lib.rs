@@ -243,7 +243,7 @@
 //! | | promise |
 //! |---|---|
 //! | P1 bound | In any span a limiter grants no more permits than the bound of its policy above. |
-//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no negative balance remains, and the waiters behind it move up. There are exceptions for a future that was granted, and is dropped before it is polled again. Its permits may be lost if the policy changed since the grant. A bucket gets back what it granted less what accrued since then if others took permits without waiting meanwhile. |
+//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no negative balance remains, and the waiters behind it move up. There are exceptions for a future that was granted, and is dropped before it is polled again. Its permits may be lost if the policy changed since the grant. A bucket gets back what it granted less what accrued since then if other requests took permits meanwhile. |
 //! | P3 first come, first served | Waiters are served in order of arrival, whatever their size. Only a request of higher [priority](Request::priority) may overtake a waiter. |
 //! | P4 no waiter holds up the rest | A future that is polled once and then forgotten delays the waiters behind it by its own turn and no more. |
 //! | P5 changes act now | A new rate, a refund, a debit or a pause moves all waiters. Permits granted before the change are paid at the old rate. |

@@ -371,7 +371,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         // If a waker panics, the observers get the refusal that the request already has.
         let predict = || {
             self.serve_then(|line, visit| {
-                line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
+                let demand = wait.demand();
+                let (due, by) = (line.due_behind(visit, demand), visit.now.saturating_add(within));
+                line.refuse_late(visit, demand, due, by)
             })
         };
         catch_unwind(AssertUnwindSafe(predict)).unwrap_or_else(|panic| {
@@ -467,7 +469,7 @@ fn deadline<R: Rule, C: Timer>(
     if let Some(longest) = wait.longest(visit.rule.max_wait()) {
         let (by, due) = (visit.now.saturating_add(longest), line.due_behind(visit, wait.demand()));
         if due > by || due == Nanos::MAX {
-            return Err(line.too_early(due, by));
+            return Err(line.refuse_late(visit, wait.demand(), due, by));
         }
     }
     Ok(visit.now.saturating_add(wait.within))

@@ -51,6 +51,32 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(())
     }
 
+    /// Returns the refusal of a request that is due at `due`, after the latest time `by` at which it
+    /// may be served. An equal request is accepted once it is due in time, and the queue has room
+    /// for it or it need not wait.
+    pub(crate) fn refuse_late(
+        &self,
+        visit: &Visit<'_, R>,
+        demand: Demand<'_, R::Ask>,
+        due: Nanos,
+        by: Nanos,
+    ) -> Refusal {
+        let n = visit.rule.permits(demand.ask);
+        let has_room =
+            || self.fits(visit.rule, demand.ask) || self.victims(visit.rule, n, demand.priority).is_some();
+        let room = match &self.all_waiters {
+            Some(all) if !all.has_room(n) => due,
+            _ if has_room() => visit.now,
+            _ => self.room_at(visit, demand),
+        };
+        let retry_after = room.saturating_since(visit.now);
+        if retry_after > due.saturating_since(by) {
+            Refusal::QueueFull { retry_after }
+        } else {
+            self.too_early(due, by)
+        }
+    }
+
     /// Returns the waiters to drop, so that `n` permits have room. Returns `None` if dropping
     /// waiters makes no room.
     fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {

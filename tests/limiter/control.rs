@@ -69,6 +69,38 @@ fn a_full_queue_refuses_waits_and_predicts_when_there_is_room() {
     assert_eq!(limiter.status().waiting, 2);
 }
 
+/// The refusal of a request with a maximum wait told the time from which it would wait no longer
+/// than that, and the queue had no room for it then.
+#[test]
+fn a_refusal_of_a_maximum_wait_counts_the_room_in_the_queue() {
+    let within = |millis: u32| Request::permits(1).within(millis * MS);
+    let refused = |limiter: &Limiter, request: Request| {
+        assert_ready!(spawn(limiter.acquire_many(request)).poll()).expect_err("refused")
+    };
+    let limited = |wait: Duration| Refusal::Limited { retry_after: wait.into() };
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
+    assert_eq!(refused(&limiter, within(100)), full(SECOND));
+    assert_eq!(limiter.reserve(within(100)).expect_err("refused"), full(SECOND));
+    clock.advance(SECOND);
+    assert_ready_ok!(spawn(limiter.acquire_many(within(100))).poll());
+
+    let (limiter, clock) = one_per_second();
+    let mut first = waiting(&limiter);
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
+    // The queue has room in a second, from when on the request would wait for a second.
+    assert_eq!(refused(&limiter, within(1500)), full(SECOND));
+    assert_eq!(refused(&limiter, within(1000)), limited(SECOND));
+    assert_eq!(refused(&limiter, within(100)), limited(1900 * MS));
+    // A waiter that is dropped makes room at once.
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
+    assert_eq!(refused(&limiter, within(1500)), limited(500 * MS));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
+    clock.advance(SECOND);
+    assert_ready_ok!(first.poll());
+    assert_pending!(spawn(limiter.acquire_many(within(1000))).poll());
+}
+
 #[test]
 fn where_no_request_may_wait_an_available_permit_is_granted() {
     let (limiter, clock) = one_per_second();

@@ -195,7 +195,7 @@ impl Model {
             // The decision that this call would get now.
             let within = waiter.deadline.map_or(0, |(_, within)| within);
             let due = self.due_behind(waiter.n, waiter.priority);
-            self.told.push((waiter.name, Told::Limited(Self::span(due, self.now + within))));
+            self.told.push((waiter.name, self.late(waiter.n, waiter.priority, due, self.now + within)));
         }
     }
 
@@ -240,7 +240,7 @@ impl Model {
         if let Some((deadline, _)) = deadline
             && due > deadline
         {
-            self.told.push((name, Told::Limited(Self::span(due, deadline))));
+            self.told.push((name, self.late(n, priority, due, deadline)));
             return;
         }
         if !self.fits(&self.line, n) {
@@ -278,6 +278,18 @@ impl Model {
             }
         }
         Told::QueueFull(Self::span(at, self.now))
+    }
+
+    /// Returns the refusal of a request that would wait for too long: the later one, if the queue is
+    /// full as well.
+    fn late(&self, n: u32, priority: i8, due: i64, deadline: i64) -> Told {
+        let limited = Self::span(due, deadline);
+        match self.full(n, due) {
+            Told::QueueFull(full) if full > limited && self.room(n, priority).is_none() => {
+                Told::QueueFull(full)
+            }
+            _ => Told::Limited(limited),
+        }
     }
 
     fn attempt(&mut self, n: u32, priority: i8) -> Told {

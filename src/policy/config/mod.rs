@@ -177,7 +177,8 @@ impl Schema {
 impl PolicyConfig {
     /// Returns the [`Change`] that leads a limiter from this configuration to another one. Returns
     /// `None` if only another policy has the new terms: a policy of another kind, with another
-    /// tolerance, number of cells or start, or with a log that has more room. Returns `None` also
+    /// tolerance, number of cells or start, or with a log that has room for more permits than the
+    /// first one. Returns `None` also
     /// if one of the two configurations is not a valid policy.
     ///
     /// [`RateLimiter::apply`](crate::RateLimiter::apply) makes the change, or replaces the policy.
