@@ -290,7 +290,9 @@ impl StoreCountingLimit {
         if span.is_zero() {
             return None;
         }
-        self.shared.observers.report(|events| events.paused(span));
+        if span > self.shared.known_pause.rest() {
+            self.shared.observers.report(|events| events.paused(span));
+        }
         Some(Operation::Pause(span))
     }
 
@@ -576,7 +578,11 @@ impl Reserved for InUseReservation {
     }
 
     fn is_degraded(&self) -> bool {
-        matches!(&self.claimed, Some(Ok((_, Some((held, _))))) if held.is_degraded)
+        match &self.claimed {
+            Some(Ok((_, held))) => held.as_ref().is_some_and(|(held, _)| held.is_degraded),
+            Some(Err(refusal)) => refusal.is_degraded(),
+            None => false,
+        }
     }
 
     fn left(&self) -> Option<AllStatus> {

@@ -385,7 +385,10 @@ impl StoreLimiter {
             leases.end();
         }
         self.line.prolong_pause(span);
-        self.line.set.observers.report(|events| events.paused(span));
+        let set = &self.line.set;
+        if span > set.known_pause.rest() {
+            set.observers.report(|events| events.paused(span));
+        }
         Some(Operation::Pause { span, keep_permits: pause.keeps_permits() })
     }
 

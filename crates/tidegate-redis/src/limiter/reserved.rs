@@ -148,6 +148,7 @@ impl StoreReservation {
     /// already.
     fn refuse(&mut self, refusal: AllRefusal) {
         self.report(Err(&refusal));
+        self.is_degraded |= refusal.is_degraded();
         let asks = self.ask.all_else.wants_left && lacks_left(&refusal);
         let of = self.of.clone();
         let asks = asks.then(|| -> State { Box::pin(async move { of.status().await.ok() }) });

@@ -63,11 +63,12 @@
 //! Once a minute the process forgets each tag whose share is full again (as new) and in its second
 //! period or a later one.
 //!
-//! # Another number of processes
+//! # Another number of processes, or another policy
 //!
 //! If the number of processes changes between two outages, a process has a new share, of the new
-//! number. What it granted of its earlier shares in this period counts as granted of the new share.
-//! Otherwise each change of the number would grant an *n*-th of the limit once more.
+//! number. If the first limiter with another policy is made for a tag and a name in an outage, the
+//! process has a share in that policy. What it granted of its earlier shares in this period counts
+//! as granted of the new share. Otherwise each change would grant an *n*-th of the limit once more.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -108,7 +109,8 @@ const MAX_EARLIER: usize = 8;
 /// The shares of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    limits: Mutex<HashMap<String, Current>>,
+    /// By the name of the limit and its policy.
+    limits: Mutex<HashMap<(String, String), Current>>,
     /// The clock of all shares. It is made with the first share, in the runtime of a request.
     clock: OnceLock<DefaultClock>,
     /// The last time that the store booked for a line that was dropped.
@@ -167,7 +169,8 @@ impl LastBooking {
     }
 }
 
-/// The share of one limit, and the shares for earlier numbers of processes, the latest first.
+/// The share of one limit, and the shares for earlier numbers of processes, the latest first, or
+/// for other policies.
 #[derive(Clone, Debug)]
 struct Current {
     share: Arc<Share>,
@@ -231,7 +234,7 @@ impl Shares {
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, config) in limits {
-            let current = self.share(name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
+            let current = self.share(tag, name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
             let Current { share, earlier } = current;
             share.begin(tag, outage, &booked, &earlier);
             all = Some(match all {
@@ -250,13 +253,14 @@ impl Shares {
 
     fn share(
         &self,
+        tag: &str,
         name: &str,
         config: &PolicyConfig,
         outage: Outage,
         (clock, wall): (&DefaultClock, Duration),
     ) -> Option<Current> {
         let mut shares = lock(&self.limits);
-        let limit = format!("{name} {config}");
+        let limit = (name.to_owned(), config.to_string());
         let earlier = match shares.get(&limit) {
             Some(current) if current.share.processes == outage.processes => return Some(current.clone()),
             // The number of processes has changed.
@@ -264,7 +268,11 @@ impl Shares {
                 [share].into_iter().chain(&**earlier).take(MAX_EARLIER).cloned().collect()
             }
             None if shares.len() >= MAX_LIMITS => return None,
-            None => Arc::default(),
+            None => {
+                let other_policies = shares.iter().filter(|((other, _), _)| other == name);
+                let shares = other_policies.map(|(_, current)| &current.share);
+                shares.filter(|share| share.granted(tag) > 0).take(MAX_EARLIER).cloned().collect()
+            }
         };
         let share = Arc::new(Share::new(config, outage, (clock, wall)).ok()?);
         let current = Current { share, earlier };
@@ -456,6 +464,27 @@ mod tests {
             limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
         };
         (0..requests).filter(is_granted).count()
+    }
+
+    /// Regression: a configuration that was loaded anew in an outage had a share of its own.
+    #[tokio::test(start_paused = true)]
+    async fn another_policy_of_a_limit_grants_no_second_share() {
+        let (shares, now) = (Shares::default(), Instant::now());
+        let taken =
+            |line: String| granted(&shares, &config(&line), outage(now, time(now)), LastBooking::NONE, 100);
+        assert_eq!(taken("token_bucket 1/min burst 64".into()), 4);
+        for per_minute in 2..12 {
+            assert_eq!(taken(format!("token_bucket {per_minute}/min burst 64")), 0, "{per_minute}/min");
+        }
+        // Of a larger policy the share has the rest.
+        assert_eq!(taken("token_bucket 1/min burst 128".into()), 4);
+        // Another tag has its own share.
+        let policy = config("token_bucket 20/min burst 64");
+        let other =
+            shares.limiter("other", [("calls", &policy)].into_iter(), outage(now, time(now)), &|| {
+                LastBooking::NONE
+            });
+        assert!(other.expect("room").try_acquire_many(4).is_ok());
     }
 
     /// Regression: a bucket continued to refill while the store was back, and a window began with

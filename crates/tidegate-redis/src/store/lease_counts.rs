@@ -28,7 +28,8 @@ pub struct LeaseCounts {
 
 impl LeaseCounts {
     /// Returns the permits that are out on lease: debited in the store, and neither used nor given
-    /// back.
+    /// back. After the last request they go back within 200 ms, at a fixed window of more than a
+    /// few seconds within 10 s.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.taken.saturating_sub(self.used).saturating_sub(self.returned).saturating_sub(self.lost)

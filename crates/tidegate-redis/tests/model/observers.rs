@@ -99,6 +99,26 @@ impl Got {
     }
 }
 
+/// A pause that ends before the one that is in force counted as a pause.
+#[test]
+fn a_pause_that_prolongs_nothing_is_not_counted() {
+    run(async move {
+        let store = model().open(Store::builder("redis://model")).unwrap();
+        let calls = store.limiter("all").limit("calls", "token_bucket 50/s burst 20").build().unwrap();
+        for limiter in [AnyLimiter::from(calls), store.counting("jobs", 4).build().unwrap().into()] {
+            let counts = Arc::new(Statistics::new());
+            assert!(limiter.observe(counts.clone()));
+            for (span, pauses) in [(300, 1), (1, 1), (200, 1), (400, 2)] {
+                limiter.pause_for(span * MS).unwrap();
+                assert_eq!(counts.snapshot().pauses, pauses, "{span} ms");
+            }
+            tokio::time::sleep(500 * MS).await;
+            limiter.pause_for(MS).unwrap();
+            assert_eq!(counts.snapshot().pauses, 3);
+        }
+    });
+}
+
 #[test]
 fn counters_equal_what_callers_got() {
     let two = NonZeroU32::new(2).unwrap();

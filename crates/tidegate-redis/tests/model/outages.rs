@@ -800,6 +800,27 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
     }
 }
 
+/// A reservation that the store did not decide did not report so if it was refused.
+#[test]
+fn a_reservation_that_is_refused_without_the_store_is_degraded() {
+    on_model(async move |model| {
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Closed)).unwrap();
+        let limiter = store.limiter("calls").limit("calls", "token_bucket 4/min burst 4").build().unwrap();
+        let jobs = store.counting("jobs", 4).build().unwrap();
+        let all = [AnyLimiter::from(limiter), jobs.into()];
+        for limiter in &all {
+            let mut reservation = limiter.reserve(4).unwrap();
+            assert!((&mut reservation).await.is_ok() && !reservation.is_degraded());
+        }
+        model.stop(true);
+        for limiter in &all {
+            let mut reservation = limiter.reserve(1).unwrap();
+            assert!((&mut reservation).await.unwrap_err().is_degraded());
+            assert!(reservation.is_degraded());
+        }
+    });
+}
+
 /// The state was reported as of the time at which the request would have been due.
 #[test]
 fn a_request_that_passes_in_shadow_mode_reports_what_is_left_now() {
