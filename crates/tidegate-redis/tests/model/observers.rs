@@ -103,11 +103,14 @@ impl Got {
 #[test]
 fn a_pause_that_prolongs_nothing_is_not_counted() {
     run(async move {
-        let store = model().open(Store::builder("redis://model")).unwrap();
-        let calls = store.limiter("all").limit("calls", "token_bucket 50/s burst 20").build().unwrap();
-        for limiter in [AnyLimiter::from(calls), store.counting("jobs", 4).build().unwrap().into()] {
+        for is_counting in [false, true] {
             let counts = Arc::new(Statistics::new());
-            assert!(limiter.observe(counts.clone()));
+            let store = model().open(Store::builder("redis://model").observed_by(counts.clone())).unwrap();
+            let calls = store.limiter("all").limit("calls", "token_bucket 50/s burst 20");
+            let limiter: AnyLimiter = match is_counting {
+                false => calls.build().unwrap().into(),
+                true => store.counting("jobs", 4).build().unwrap().into(),
+            };
             for (span, pauses) in [(300, 1), (1, 1), (200, 1), (400, 2)] {
                 limiter.pause_for(span * MS).unwrap();
                 assert_eq!(counts.snapshot().pauses, pauses, "{span} ms");

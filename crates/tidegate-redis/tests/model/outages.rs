@@ -809,12 +809,12 @@ fn a_reservation_that_is_refused_without_the_store_is_degraded() {
         let jobs = store.counting("jobs", 4).build().unwrap();
         let all = [AnyLimiter::from(limiter), jobs.into()];
         for limiter in &all {
-            let mut reservation = limiter.reserve(4).unwrap();
+            let mut reservation = limiter.non_blocking().reserve(4).unwrap();
             assert!((&mut reservation).await.is_ok() && !reservation.is_degraded());
         }
         model.stop(true);
         for limiter in &all {
-            let mut reservation = limiter.reserve(1).unwrap();
+            let mut reservation = limiter.non_blocking().reserve(1).unwrap();
             assert!((&mut reservation).await.unwrap_err().is_degraded());
             assert!(reservation.is_degraded());
         }
