@@ -205,6 +205,64 @@ fn dropped_bookings_are_never_granted_twice() {
     }
 }
 
+/// Processes with different rates share a limit, as while a configuration is rolled out, and drop
+/// waits: the larger of the two rates is not exceeded.
+#[test]
+fn of_two_rates_the_larger_one_is_not_exceeded() {
+    let Some(mut store) = Store::new() else { return };
+    let seeds = if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 200 } else { 6 };
+    let lines = [
+        ["token_bucket 5/s burst 20", "token_bucket 10/s burst 20"],
+        ["token_bucket 7/s burst 5", "token_bucket 10/s burst 20"],
+        ["token_bucket 3/s burst 10", "token_bucket 10/s burst 10"],
+        ["token_bucket 10/s burst 10 interval_refill", "token_bucket 20/s burst 10 interval_refill"],
+        ["leaky_bucket 5/s nodelay 3", "leaky_bucket 10/s nodelay 3"],
+        ["fixed_window 5/s", "fixed_window 10/s"],
+        ["sliding_window 5/s cells 10", "sliding_window 10/s cells 10"],
+        ["sliding_estimate 5/s", "sliding_estimate 10/s"],
+        ["sliding_log 5/s", "sliding_log 10/s"],
+    ];
+    for (lines, seed) in lines.into_iter().flat_map(|lines| (0..seeds).map(move |seed| (lines, seed))) {
+        let key = format!("{lines:?}-{seed}");
+        let limits = lines.map(|line| Limit { key: key.clone(), ..Limit::new(line).without_longest() });
+        let mut random = SmallRng::seed_from_u64(seed);
+        let interval = intervals(&limits[0], 1.0);
+        let most = if lines[0].starts_with("leaky") { 4 } else { limits[0].terms.limit.min(10) };
+        let (dropped, changes) = (random.random_range(0.0..0.7), random.random_range(0.01..0.5));
+        let (mut now, mut of, mut grants, mut waiting) = (START, 0, Vec::new(), Vec::new());
+        for _ in 0..300 {
+            now += random.random_range(0..=2 * interval);
+            if random.random_bool(changes) {
+                of = 1 - of;
+            }
+            waiting.retain(|(reply, _, n)| {
+                let is_over = due(reply) <= now;
+                if is_over {
+                    grants.push(Net { at: due(reply), n: *n });
+                }
+                !is_over
+            });
+            if random.random_bool(dropped) && !waiting.is_empty() {
+                let (reply, of, n): (Reply, usize, u64) =
+                    waiting.swap_remove(random.random_range(0..waiting.len()));
+                give_back(&mut store, now, &limits[of], &reply, n);
+                continue;
+            }
+            let n = random.random_range(1..=most);
+            let reply = store.call(ANY_WAIT, now, &[limits[of].part(n, &[])]);
+            match reply.answer {
+                Answer::Done if reply.wait > Duration::ZERO => waiting.push((reply, of, n)),
+                Answer::Done => grants.push(Net { at: due(&reply), n }),
+                _ => {}
+            }
+        }
+        grants.extend(waiting.iter().map(|(reply, _, n)| Net { at: due(reply), n: *n }));
+        if let Err(found) = is_within(&limits[1], &grants) {
+            panic!("{lines:?}, {seed}: {found}");
+        }
+    }
+}
+
 /// An instant in milliseconds, which requests are dropped then, by the order in which all of them
 /// came, and the permits of the requests that follow.
 type Call = (u64, &'static [usize], &'static [u64]);
