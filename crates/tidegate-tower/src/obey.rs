@@ -67,12 +67,14 @@ use crate::service::take_ready;
 ///     .service(Client::builder(TokioExecutor::new()).build_http::<String>());
 /// ```
 ///
-/// A tonic client:
+/// A tonic client, whose refused calls have a status of their own. Without the `map_err` they have
+/// the status `Unknown`:
 ///
 /// ```no_run
 /// use tidegate::{Rate, RateLimiter};
 /// use tidegate_http::obey::Obey;
-/// use tidegate_tower::ObeyLayer;
+/// use tidegate_tower::{Error, ObeyLayer};
+/// use tonic::Status;
 /// use tonic::transport::Channel;
 /// use tonic_health::pb::health_client::HealthClient;
 /// use tower::ServiceBuilder;
@@ -80,8 +82,12 @@ use crate::service::take_ready;
 /// # async fn connect() -> Result<(), tonic::transport::Error> {
 /// let channel = Channel::from_static("http://api.example").connect().await?;
 /// let api = Obey::new(RateLimiter::paced(Rate::per_second(10)));
-/// let channel = ServiceBuilder::new().layer(ObeyLayer::new(api)).service(channel);
-/// let client = HealthClient::new(channel);
+/// let status = |error| match error {
+///     Error::Refused(refused) => Status::resource_exhausted(refused.to_string()),
+///     Error::Service(error) => Status::from_error(Box::new(error)),
+/// };
+/// let layers = ServiceBuilder::new().map_err(status).layer(ObeyLayer::new(api));
+/// let client = HealthClient::new(layers.service(channel));
 /// # drop(client);
 /// # Ok(())
 /// # }
