@@ -89,6 +89,9 @@ pub(crate) struct Account {
     /// since the last booking. This is not what they wait for now: while requests are served, only
     /// a part of them is in the queue.
     pub(super) line: AtomicU64,
+    /// The permits of bookings that have no reply yet, except those that would be due sooner than
+    /// permits on lease.
+    pub(super) coming: AtomicU64,
     patience: Arc<Patience>,
     kick: Arc<Notify>,
 }
@@ -104,6 +107,7 @@ impl Account {
             waiting: AtomicU64::default(),
             largest: AtomicU64::default(),
             line: AtomicU64::default(),
+            coming: AtomicU64::default(),
             patience,
             kick,
         }
@@ -120,14 +124,30 @@ impl Account {
 
     /// Returns when `n` permits are there, behind requests for `ahead` permits. Permits that are
     /// not booked may be there at the end of the time for which a request
-    /// [stays](Patience::min_wait) in the queue.
+    /// [stays](Patience::min_wait) in the queue. If requests queue only for booked permits, this
+    /// holds only for permits that [are coming](Account::are_coming).
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         match self.stock.ready_at(at, ahead, n) {
-            Nanos::MAX if !self.patience.is_crowded(at) => {
+            Nanos::MAX if !self.patience.is_crowded(at) || self.are_coming(at, ahead, n) => {
                 at.saturating_add(Nanos::from_duration(self.patience.min_wait()))
             }
             due => due,
         }
+    }
+
+    /// Returns whether `n` permits behind requests for `ahead` permits may be those of a booking that
+    /// has no reply yet, or of the next one, which requests before this one need. At the store, this
+    /// request would stand behind the first booking, which would serve later requests without a
+    /// maximum wait, or before the second one, which is for such requests before it. If all queued
+    /// requests have a maximum wait, later ones go to the store as well.
+    fn are_coming(&self, at: Nanos, ahead: u64, n: u64) -> bool {
+        let coming = self.coming.load(Ordering::Relaxed);
+        if self.patience.endless() == 0 {
+            return false;
+        }
+        let (usable, later) = self.stock.held(at);
+        let held = usable.saturating_add(later);
+        held < ahead || coming > 0 && held.saturating_add(coming) >= ahead.saturating_add(n)
     }
 
     /// Returns all permits that were ever asked for.

@@ -476,6 +476,9 @@ impl Leases {
             Outcome::NoneSooner => {}
             Outcome::Failed => self.handle_failure(),
         }
+        // Last, because the next booking is made right after this: it serves queued requests that
+        // would be refused now, and would come to the store behind it.
+        self.ledger.note_handled(order);
     }
 
     /// Makes one step of the task that books permits.
@@ -547,19 +550,20 @@ enum Next {
 struct Joined<'a> {
     ledger: &'a Ledger,
     costs: &'a Costs,
+    is_endless: bool,
     number: u64,
 }
 
 impl<'a> Joined<'a> {
     fn new(ledger: &'a Ledger, costs: &'a Costs, is_endless: bool) -> Joined<'a> {
         let number = ledger.joins(costs, is_endless);
-        Joined { ledger, costs, number }
+        Joined { ledger, costs, is_endless, number }
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.ledger.leaves(self.number, self.costs);
+        self.ledger.leaves(self.number, self.costs, self.is_endless);
     }
 }
 

@@ -23,11 +23,14 @@ pub(super) struct Patience {
     crowded: AtomicU64,
     /// The maximum wait that leases are for, in nanoseconds.
     longest: AtomicU64,
+    /// The number of queued requests without a maximum wait.
+    endless: AtomicU64,
 }
 
 impl Patience {
     pub(super) fn new() -> Patience {
-        Patience { crowded: AtomicU64::new(0), longest: AtomicU64::new(u64::MAX) }
+        let (crowded, longest) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        Patience { crowded, longest, endless: AtomicU64::new(0) }
     }
 
     /// Returns the maximum wait that leases are for.
@@ -52,6 +55,21 @@ impl Patience {
     /// Returns whether a request with a maximum wait queues only for booked permits.
     pub(super) fn is_crowded(&self, now: Nanos) -> bool {
         now.as_u64() < self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of queued requests without a maximum wait.
+    pub(super) fn endless(&self) -> u64 {
+        self.endless.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a request without a maximum wait joins the queue.
+    pub(super) fn join(&self) {
+        self.endless.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a request without a maximum wait leaves the queue.
+    pub(super) fn leave(&self) {
+        self.endless.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Notes in what time a permit of each limit is due, as reported by the store.

@@ -162,7 +162,10 @@ impl Ledger {
     /// Notes that a request joins the queue, until it [leaves](Ledger::leaves). Returns the number
     /// of the request.
     pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> u64 {
-        let number = self.queued.join(costs, is_endless);
+        let number = self.queued.join(costs);
+        if is_endless {
+            self.patience.join();
+        }
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.largest.fetch_max(*n, Ordering::Relaxed);
             // SeqCst: see `Leases::drive`.
@@ -172,8 +175,11 @@ impl Ledger {
         number
     }
 
-    pub(crate) fn leaves(&self, number: u64, costs: &Costs) {
+    pub(crate) fn leaves(&self, number: u64, costs: &Costs, is_endless: bool) {
         self.queued.leave(number);
+        if is_endless {
+            self.patience.leave();
+        }
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                 account.largest.store(0, Ordering::Relaxed);
@@ -201,7 +207,7 @@ impl Ledger {
 
     /// Returns whether no queued request has a maximum wait.
     pub(crate) fn are_endless(&self) -> bool {
-        self.queued.are_endless()
+        self.patience.endless() >= self.queued.len()
     }
 
     /// Returns whether leases can be had again as soon as the store is back.
@@ -232,7 +238,7 @@ impl Ledger {
     /// task did not run yet, has joined and is not queued. If there are such requests, the queued
     /// requests are assumed to be as large as the others, or one of them as the largest.
     fn waiting(&self, account: &Account, in_line: usize) -> u64 {
-        let (joined, in_line) = (self.queued.len() as u64, in_line as u64);
+        let (joined, in_line) = (self.queued.len(), in_line as u64);
         let waiting = account.waiting.load(Ordering::Relaxed);
         if in_line == 0 || in_line >= joined {
             return if in_line == 0 { 0 } else { waiting };
@@ -350,11 +356,17 @@ impl Ledger {
         }
     }
 
+    /// Makes the bookings that have no reply yet end like the leases.
+    fn end_bookings(&self, state: &mut State) {
+        state.generation += 1;
+        self.accounts.iter().for_each(|account| account.coming.store(0, Ordering::Relaxed));
+    }
+
     /// Ends all leases. Their unused permits go back to the store. From then on permits are booked
     /// for the queued requests and for later requests, and not for requests that ended before.
     pub(crate) fn end(&self, now: Nanos) -> Vec<Return> {
         let mut state = self.lock();
-        state.generation += 1;
+        self.end_bookings(&mut state);
         let mut returns = Vec::new();
         for (i, (account, limit)) in self.accounts.iter().zip(&mut state.limits).enumerate() {
             returns.extend(self.returns_of(i, now, account.stock.clear()));
@@ -369,7 +381,7 @@ impl Ledger {
     /// booking that comes later. Returns how many there were.
     pub(crate) fn discard(&self, only: Option<usize>) -> u64 {
         let mut state = self.lock();
-        state.generation += 1;
+        self.end_bookings(&mut state);
         let (mut lost, generation) = (0, state.generation);
         for (i, (account, limit)) in self.accounts.iter().zip(&mut state.limits).enumerate() {
             if only.is_none_or(|only| only == i) {

@@ -251,11 +251,14 @@ impl Ledger {
             return None;
         }
         let longest = match is_urgent {
-            true if self.queued.has_endless() => Duration::MAX,
+            true if self.patience.endless() > 0 => Duration::MAX,
             true => patience.max(self.patience.min_wait()).saturating_add(span),
             false => patience.saturating_add(span),
         };
         let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
+        for (account, (n, _)) in self.accounts.iter().zip(&costs) {
+            account.coming.store(n.saturating_mul(times), Ordering::Relaxed);
+        }
         Some(Order { times, is_urgent, ..state.order(costs, longest, now) })
     }
 
@@ -339,7 +342,7 @@ impl Ledger {
                 state.not_before = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
                 state.is_hopeless = false;
                 // Bookings in flight end, too: they would serve later requests.
-                state.generation += 1;
+                self.end_bookings(&mut state);
                 Outcome::Failed
             }
             Answer::Refused | Answer::Shadow if is_late => Outcome::Refused,
@@ -352,6 +355,18 @@ impl Ledger {
                 state.leave_to_store(now);
                 Outcome::Failed
             }
+        }
+    }
+
+    /// Notes that the reply to an order was handled.
+    pub(crate) fn note_handled(&self, order: &Order) {
+        let state = self.lock();
+        if order.is_sooner || order.generation != state.generation {
+            return;
+        }
+        for (account, (n, _)) in self.accounts.iter().zip(&order.costs) {
+            let rest = account.coming.load(Ordering::Relaxed).saturating_sub(*n);
+            account.coming.store(rest, Ordering::Relaxed);
         }
     }
 

@@ -13,44 +13,27 @@ pub(super) struct Queued(Mutex<Numbered>);
 
 #[derive(Debug, Default)]
 struct Numbered {
-    /// The costs of each request, and whether it has no maximum wait, by its number. Numbers are in
-    /// order of arrival.
-    requests: BTreeMap<u64, (Costs, bool)>,
-    /// The number of requests without a maximum wait.
-    endless: usize,
+    /// The costs of each request, by its number. Numbers are in order of arrival.
+    costs: BTreeMap<u64, Costs>,
     /// The number of the first request for which too few permits were booked at the last failure.
     short_from: u64,
 }
 
 impl Queued {
     /// Adds a request. Returns its number.
-    pub(super) fn join(&self, costs: &Costs, is_endless: bool) -> u64 {
+    pub(super) fn join(&self, costs: &Costs) -> u64 {
         let mut queued = self.lock();
-        let number = queued.requests.last_key_value().map_or(0, |(last, _)| last + 1);
-        queued.requests.insert(number, (costs.clone(), is_endless));
-        queued.endless += usize::from(is_endless);
+        let number = queued.costs.last_key_value().map_or(0, |(last, _)| last + 1);
+        queued.costs.insert(number, costs.clone());
         number
     }
 
     pub(super) fn leave(&self, number: u64) {
-        let mut queued = self.lock();
-        if let Some((_, is_endless)) = queued.requests.remove(&number) {
-            queued.endless -= usize::from(is_endless);
-        }
+        self.lock().costs.remove(&number);
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.lock().requests.len()
-    }
-
-    pub(super) fn has_endless(&self) -> bool {
-        self.lock().endless > 0
-    }
-
-    /// Returns whether no request has a maximum wait.
-    pub(super) fn are_endless(&self) -> bool {
-        let queued = self.lock();
-        queued.endless == queued.requests.len()
+    pub(super) fn len(&self) -> u64 {
+        self.lock().costs.len() as u64
     }
 
     /// Notes for which of the last `in_line` requests no lease will come: from the first one on
@@ -58,7 +41,7 @@ impl Queued {
     /// booked, which is `left`. The requests before the last `in_line` are assumed to be granted.
     pub(super) fn note_failure(&self, mut left: Vec<u64>, in_line: usize) {
         let mut queued = self.lock();
-        let granted = queued.requests.len().saturating_sub(in_line);
+        let granted = queued.costs.len().saturating_sub(in_line);
         let mut takes = |costs: &Costs| {
             left.iter_mut().zip(costs).all(|(left, (n, _))| {
                 let rest = left.checked_sub(*n);
@@ -66,7 +49,7 @@ impl Queued {
                 rest.is_some()
             })
         };
-        let short = queued.requests.iter().skip(granted).find(|(_, (costs, _))| !takes(costs));
+        let short = queued.costs.iter().skip(granted).find(|(_, costs)| !takes(costs));
         queued.short_from = short.map_or(u64::MAX, |(number, _)| *number);
     }
 
