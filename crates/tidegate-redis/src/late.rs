@@ -2,7 +2,7 @@
 //!
 //! Such a server is well, so no outage ends from which the requests of the call could return. They
 //! ask again after a reply to a later call. The server may have carried out each of the late calls,
-//! and booked permits that nobody has. So if calls are late again soon after, the requests ask
+//! and booked permits that no request gets. So if calls are late again soon after, the requests ask
 //! again at the intervals at which a breaker probes.
 
 use std::time::Duration;

@@ -114,8 +114,8 @@ impl Watch {
         self.answered_with(answer, None);
     }
 
-    /// Reports the decision, and what is left of the limit of this name if the store granted the
-    /// request.
+    /// Reports the decision, and the remaining permits of the limit of this name if the store
+    /// granted the request.
     pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<(&str, Left)>) {
         let got = answer.map_or(0, |granted| self.got(granted));
         self.report(|events, permits| match answer {

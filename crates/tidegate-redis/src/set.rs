@@ -372,7 +372,7 @@ fn reads_runtime_time() -> bool {
     TypeId::of::<DefaultClock>() == TypeId::of::<TokioClock>()
 }
 
-/// What is left of a limit, after `passed` of the reported time has passed.
+/// Returns the remaining permits of a limit, after `passed` of the reported time has passed.
 fn left(member: &Member, report: &StateReport, passed: Duration) -> Left {
     let (next_in, full_in) = (less(report.next_in, passed), less(report.full_in, passed));
     let available = match passed > Duration::ZERO && next_in == Duration::ZERO {

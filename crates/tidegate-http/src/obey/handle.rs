@@ -72,7 +72,7 @@ impl Tries {
         Self { left: TRIES, waited: Duration::ZERO }
     }
 
-    /// Returns the request of the next try. Its maximum wait is what is left of the call's maximum
+    /// Returns the request of the next try. Its maximum wait is the rest of the call's maximum
     /// wait.
     pub(super) fn next<'a>(&self, request: &AllRequest<'a>) -> AllRequest<'a> {
         let request = request.clone();

@@ -241,8 +241,8 @@ impl Group {
     }
 
     /// Joins the members of lists with equal windows: `20, 20;w=1, 300;w=60` of the limit and
-    /// `19, 19;w=1, 299;w=60` of what is left. A member without a window repeats one of the others.
-    /// Returns nothing if what is left is not such a list.
+    /// `19, 19;w=1, 299;w=60` of the remaining permits. A member without a window repeats one of
+    /// the others. Returns nothing if the remaining permits are not such a list.
     fn by_windows(&self, policies: &[NumberedPolicy], clock: Clock) -> Vec<ServerLimit> {
         if self.remaining.len() < 2 {
             return Vec::new();

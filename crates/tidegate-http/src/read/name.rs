@@ -379,7 +379,7 @@ fn classify(words: &[&str], has_base: &dyn Fn(&str) -> bool) -> Option<Name> {
     if label.first() == Some(&"limit") && (at > 0 || label.len() == 1) {
         label.remove(0);
     }
-    // `remaining-all` is what is left of all limits, each with its window.
+    // `remaining-all` has the remaining permits of all limits, each with its window.
     if label == ["all"] {
         label.clear();
     }

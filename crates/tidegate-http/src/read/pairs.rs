@@ -17,8 +17,8 @@ const MAX_PAIRS: usize = 64;
 /// - draft -07: `limit=100, remaining=50, reset=30`;
 /// - Zendesk: `total=100; remaining=99; resets=50`;
 /// - App Store Connect: `user-hour-lim:3600;user-hour-rem:0;`;
-/// - Upbit: `group=market; min=600; sec=9`, where `sec` is what is left in this second, and `min`
-///   is a constant without meaning;
+/// - Upbit: `group=market; min=600; sec=9`, where `sec` is the number of permits left in this
+///   second, and `min` is a constant without meaning;
 /// - Auth0: `b=per_hour;q=100;r=90;t=3600,b=per_day;q=1000;r=950;t=86400`;
 /// - Basecamp and Trakt:
 ///   `{"name":"General","period":60,"limit":1000,"remaining":999,"until":"2020-11-02T23:33:00Z"}`;

@@ -135,11 +135,11 @@ impl Account {
         }
     }
 
-    /// Returns whether `n` permits behind requests for `ahead` permits may be those of a booking that
-    /// has no reply yet, or of the next one, which requests before this one need. At the store, this
-    /// request would stand behind the first booking, which would serve later requests without a
-    /// maximum wait, or before the second one, which is for such requests before it. If all queued
-    /// requests have a maximum wait, later ones go to the store as well.
+    /// Returns whether `n` permits behind requests for `ahead` permits may be those of a booking
+    /// that has no reply yet, or of the next one, which requests before this one need. At the
+    /// store, this request would stand behind the first booking, which would serve later requests
+    /// without a maximum wait, or before the second one, which is for such requests before it. If
+    /// all queued requests have a maximum wait, later ones go to the store as well.
     fn are_coming(&self, at: Nanos, ahead: u64, n: u64) -> bool {
         let coming = self.coming.load(Ordering::Relaxed);
         if self.patience.endless() == 0 {
@@ -163,9 +163,9 @@ impl Account {
     }
 
     /// Returns whether leases of this limit are booked too slowly. A lease must last for two round
-    /// trips. The leases of a fixed window end with it, and each takes half of what is left. A lease
-    /// of a sliding window has a sixteenth of the permits, and is booked when the last one is half
-    /// used.
+    /// trips. The leases of a fixed window end with it, and each takes half of its remaining
+    /// permits. A lease of a sliding window has a sixteenth of the permits, and is booked when the
+    /// last one is half used.
     pub(super) fn is_too_slow(&self, round_trip: Duration) -> bool {
         let is_short = |length: i64, trips: u32| {
             Duration::from_micros(length.unsigned_abs()) < round_trip.saturating_mul(trips)

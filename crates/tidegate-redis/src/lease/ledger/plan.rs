@@ -20,13 +20,13 @@
 //! # Leases that are due much later
 //!
 //! Queued requests may hold a lease that is due much later: it was booked behind a long queue or a
-//! debit. If another process then gives these permits back, the store has permits sooner, and
-//! reports it to nobody. So while the next lease is due in more than a second, this process asks
-//! the store once a second for a lease that is due sooner, and at once again after the store
-//! granted one. A refusal changes nothing else. Once the store has granted such a lease, leases
-//! that are due in more than a second are kept for queued requests only, because a process with
-//! such a lease would book no other. For the same reason a lease for queued requests goes back when
-//! all of these requests have left.
+//! debit. If another process then gives these permits back, the store has permits sooner, and does
+//! not report it to this process. So while the next lease is due in more than a second, this
+//! process asks the store once a second for a lease that is due sooner, and at once again after the
+//! store granted one. A refusal changes nothing else. Once the store has granted such a lease,
+//! leases that are due in more than a second are kept for queued requests only, because a process
+//! with such a lease would book no other. For the same reason a lease for queued requests goes back
+//! when all of these requests have left.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
