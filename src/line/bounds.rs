@@ -51,9 +51,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(())
     }
 
-    /// Returns the refusal of a request that is due at `due`, after the latest time `by` at which it
-    /// may be served. An equal request is accepted once it is due in time, and the queue has room
-    /// for it or it need not wait.
+    /// Returns the refusal of a request that is due at `due`, after the latest time `by` at which
+    /// it may be served. An equal request is accepted once it is due in time, and the queue has
+    /// room for it or it need not wait.
     pub(crate) fn refuse_late(
         &self,
         visit: &Visit<'_, R>,

@@ -280,8 +280,8 @@ impl Model {
         Told::QueueFull(Self::span(at, self.now))
     }
 
-    /// Returns the refusal of a request that would wait for too long: the later one, if the queue is
-    /// full as well.
+    /// Returns the refusal of a request that would wait for too long. If the queue is full as well,
+    /// the refusal with the later time counts.
     fn late(&self, n: u32, priority: i8, due: i64, deadline: i64) -> Told {
         let limited = Self::span(due, deadline);
         match self.full(n, due) {

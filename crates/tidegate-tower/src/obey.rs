@@ -67,8 +67,8 @@ use crate::service::take_ready;
 ///     .service(Client::builder(TokioExecutor::new()).build_http::<String>());
 /// ```
 ///
-/// A tonic client, whose refused calls have a status of their own. Without the `map_err` they have
-/// the status `Unknown`:
+/// A tonic client. The `map_err` gives refused calls a status; without the `map_err`, refused calls
+/// have the status `Unknown`:
 ///
 /// ```no_run
 /// use tidegate::{Rate, RateLimiter};

@@ -257,8 +257,8 @@ impl Ledger {
         due.max().unwrap_or(at)
     }
 
-    /// Notes for which of the `in_line` queued requests no lease will come. Granted requests whose
-    /// tasks did not run yet are assumed to be the first that joined.
+    /// Notes which of the `in_line` queued requests get no lease. This call assumes that granted
+    /// requests whose tasks did not run yet are the first that joined.
     pub(crate) fn note_failure(&self, now: Nanos, in_line: usize) {
         let held = self.accounts.iter().map(|account| {
             let (usable, later) = account.stock.held(now);

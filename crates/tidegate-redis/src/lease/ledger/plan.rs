@@ -24,9 +24,8 @@
 //! not report it to this process. So while the next lease is due in more than a second, this
 //! process asks the store once a second for a lease that is due sooner, and at once again after the
 //! store granted one. A refusal changes nothing else. Once the store has granted such a lease,
-//! leases that are due in more than a second are kept for queued requests only, because a process
-//! with such a lease would book no other. For the same reason a lease for queued requests goes back
-//! when all of these requests have left.
+//! the process keeps leases that are due in more than a second for queued requests only, and gives
+//! them back when all of these requests have left. A process with such a lease would book no other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! The requests in the queue of this process, and for which of them no lease will come.
+//! The requests in the queue of this process, and which of these requests get no lease.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 use crate::lock::lock;
 use crate::set::Costs;
 
-/// The requests that joined the queue and did not leave it. A request that was granted, and whose
-/// task did not run yet, is one of them.
+/// The requests that joined the queue of leases and did not leave it. Granted requests whose tasks
+/// did not run yet are among these requests.
 #[derive(Debug, Default)]
 pub(super) struct Queued(Mutex<Numbered>);
 
