@@ -73,11 +73,11 @@ impl State {
             WhenFull::DropOldest => true,
             WhenFull::DropLeastImportant => false,
         };
-        let may_go = |(_, entry): &(&u64, &Entry)| {
+        let may_go = |(number, entry): &(&u64, &Entry)| {
             let waits = match entry.stage {
                 Stage::Booked { .. } | Stage::Paused(_) => true,
                 Stage::InLine => is_held,
-                Stage::Sent => is_held && entry.was_held,
+                Stage::Sent => is_held && self.in_line.is_in_call(**number),
                 Stage::Answered(_) => false,
             };
             waits

@@ -29,9 +29,9 @@ pub(super) struct InLine {
     /// The positions of requests that have a timeout, and no timer for it.
     without_timer: BTreeSet<Position>,
     permits: u64,
-    /// The requests of the last call that left, until a call ends. Requests of a held queue keep
-    /// their positions.
-    left: Load,
+    /// The requests of the call that left the held queue last, until a call ends, with their
+    /// permits. Requests of a held queue keep their positions.
+    in_call: BTreeMap<u64, u64>,
     held_till: Option<Nanos>,
     /// Since the store has replied to a call of a held queue: the number of the first request that
     /// came after this reply, and how many earlier requests are in the queue. They are the last
@@ -79,28 +79,33 @@ impl InLine {
 
     /// Takes the first requests out of the queue. Returns their numbers.
     pub(super) fn leave(&mut self, most: usize) -> Vec<u64> {
-        let before = self.permits;
+        let is_held = self.held_till.is_some();
+        self.in_call.clear();
         let first = std::iter::from_fn(|| {
             let (position, permits) = self.order.pop_first()?;
             self.count_left(position, permits);
+            if is_held {
+                self.in_call.insert(position.1, permits);
+            }
             Some(position.1)
         });
-        let numbers: Vec<u64> = first.take(most).collect();
-        self.left = Load { requests: numbers.len(), permits: before - self.permits };
-        numbers
+        first.take(most).collect()
+    }
+
+    /// Returns whether the call that left the held queue last has this request.
+    pub(super) fn is_in_call(&self, number: u64) -> bool {
+        self.in_call.contains_key(&number)
     }
 
     /// Removes a request that waits no longer, and that may have left with a call.
     pub(super) fn drop_undecided(&mut self, number: u64, entry: &Entry) {
         self.remove(entry.position(number));
-        if matches!(entry.stage, Stage::Sent) && entry.was_held && self.left.requests > 0 {
-            self.left.remove(bounds::sum(&entry.asked.costs));
-        }
+        self.in_call.remove(&number);
     }
 
     /// The store has replied to a call. `next` is the number of the next new request.
     pub(super) fn answered(&mut self, next: u64) {
-        self.left = Load::default();
+        self.in_call.clear();
         self.asks = false;
         if self.held_till.is_some() {
             let len = self.order.len();
@@ -131,7 +136,7 @@ impl InLine {
     /// Holds the queue until a time, unless it is empty. Returns whether a task must make it
     /// continue.
     pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
-        self.left = Load::default();
+        self.in_call.clear();
         self.last_held = None;
         self.asks = true;
         if self.is_empty() {
@@ -152,14 +157,18 @@ impl InLine {
         self.is_timed = false;
         self.asks &= !is_back;
         // The requests of a call in flight may have to wait for the store again.
-        let waits = !self.is_empty() || self.left.requests > 0;
+        let waits = !self.is_empty() || !self.in_call.is_empty();
         self.held_till = self.held_till.filter(|_| waits).map(|_| Nanos::ZERO);
     }
 
     /// Returns the requests that wait for the store.
     fn waiting(&self) -> Load {
         let queued = Load { requests: self.len(), permits: self.permits };
-        self.held_till.map_or(Load::default(), |_| queued.and(self.left))
+        let count = |mut load: Load, permits: &u64| {
+            load.add(*permits);
+            load
+        };
+        self.held_till.map_or(Load::default(), |_| self.in_call.values().fold(queued, count))
     }
 
     /// Returns the numbers of the requests, in order.
@@ -314,6 +323,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use tidegate::WhenFull;
+
     use super::*;
     use crate::line::class::Booking;
     use crate::script::{Answer, Reply};
@@ -376,6 +387,26 @@ mod tests {
         state.end_wait(0, false, Duration::ZERO, second.saturating_add(Nanos::new(1)));
         requests.push(state.load().requests);
         assert_eq!(requests, [3, 2, 1, 0]);
+    }
+
+    /// Regression: requests that had waited behind a pause, and whose call left before the queue was
+    /// held, were dropped for a newcomer. They do not count, so this made no room for it.
+    #[test]
+    fn requests_of_earlier_calls_are_not_dropped_from_a_held_queue() {
+        let second = Nanos::new(1_000_000_000);
+        let mut state = State::default();
+        (state.bounds.permits, state.bounds.when_full) = (5, WhenFull::DropLeastImportant);
+        let first = QueuedRequest { costs: vec![(2, 2)], ..asked(Duration::MAX) };
+        let first = Entry::new(first, Nanos::ZERO);
+        state.in_line.add(first.position(0), &first);
+        state.in_line.hold(second, Nanos::ZERO);
+        state.entries.insert(0, Entry { was_held: true, ..first });
+        for number in 1..4 {
+            let sent = Entry::new(asked(Duration::MAX), Nanos::ZERO);
+            state.entries.insert(number, Entry { stage: Stage::Sent, was_held: true, ..sent });
+        }
+        let room = |permits| state.make_room(&vec![(permits, permits)], 1);
+        assert_eq!((room(3), room(4), room(5)), (Some(vec![]), Some(vec![0]), Some(vec![0])));
     }
 
     /// Regression: a request behind a pause queued again between two steps, and was sent.
