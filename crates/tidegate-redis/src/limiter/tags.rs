@@ -71,7 +71,10 @@ impl Tags {
         let line = Line::new(prepared, tag.to_owned(), table.bounds, Some(gone));
         line.set.shadow.store(table.shadow, Ordering::Relaxed);
         if table.is_closed {
+            // Closing a line may call an observer, so the lock is free. Nobody else has this line.
+            drop(table);
             line.close();
+            return line;
         }
         table.lines.insert(tag.to_owned(), Arc::downgrade(&line));
         let lingers = line.leases.is_some() && table.lingering.len() < MAX_LINGERING;
@@ -154,8 +157,8 @@ impl Tags {
         let mut table = lock(&self.0);
         table.shadow = shadow;
         let lines = table.lines();
-        drop(table);
         lines.iter().for_each(|line| line.set.shadow.store(shadow, Ordering::Relaxed));
+        drop(table);
     }
 
     pub(crate) fn is_shadow(&self) -> bool {
