@@ -371,9 +371,10 @@ impl Reply {
         let answer = match number(0)? {
             0 => Answer::Refused,
             1 => Answer::Done,
+            2 => Answer::Shadow,
             3 => Answer::Predicted,
             4 => Answer::Resumed,
-            _ => Answer::Shadow,
+            _ => return None,
         };
         let permits: Option<Vec<u64>> = (4..4 + limits).map(natural).collect();
         let first = 4 + limits;
