@@ -159,7 +159,9 @@ impl Leases {
             }
             return None;
         }
-        let joined = joined.insert(Joined::new(&self.ledger, costs, within.is_none()));
+        let is_endless = within.is_none();
+        let number = self.ledger.joins(costs, is_endless);
+        let joined = joined.insert(Joined { ledger: &self.ledger, number, is_endless });
         let mut failed = pin!(guarded(self.failed.notified()));
         if !self.drive() {
             return None;
@@ -549,21 +551,13 @@ enum Next {
 /// A request in the queue of this process.
 struct Joined<'a> {
     ledger: &'a Ledger,
-    costs: &'a Costs,
-    is_endless: bool,
     number: u64,
-}
-
-impl<'a> Joined<'a> {
-    fn new(ledger: &'a Ledger, costs: &'a Costs, is_endless: bool) -> Joined<'a> {
-        let number = ledger.joins(costs, is_endless);
-        Joined { ledger, costs, is_endless, number }
-    }
+    is_endless: bool,
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.ledger.leaves(self.number, self.costs, self.is_endless);
+        self.ledger.leaves(self.number, self.is_endless);
     }
 }
 

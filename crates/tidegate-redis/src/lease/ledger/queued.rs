@@ -20,16 +20,21 @@ struct Numbered {
 }
 
 impl Queued {
-    /// Adds a request. Returns its number.
-    pub(super) fn join(&self, costs: &Costs) -> u64 {
+    /// Adds a request, and notes its costs under the lock. Returns its number.
+    pub(super) fn join(&self, costs: &Costs, note: impl FnOnce(&Costs)) -> u64 {
         let mut queued = self.lock();
         let number = queued.costs.last_key_value().map_or(0, |(last, _)| last + 1);
         queued.costs.insert(number, costs.clone());
+        note(costs);
         number
     }
 
-    pub(super) fn leave(&self, number: u64) {
-        self.lock().costs.remove(&number);
+    /// Removes a request, and notes its costs under the lock.
+    pub(super) fn leave(&self, number: u64, note: impl FnOnce(&Costs)) {
+        let mut queued = self.lock();
+        if let Some(costs) = queued.costs.remove(&number) {
+            note(&costs);
+        }
     }
 
     pub(super) fn len(&self) -> u64 {
