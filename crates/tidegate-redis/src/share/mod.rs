@@ -199,6 +199,8 @@ struct Share {
 struct ShareStart {
     at: Instant,
     after: Instant,
+    /// The reduction.
+    less: u32,
 }
 
 impl ShareStart {
@@ -271,7 +273,11 @@ impl Shares {
             None => {
                 let other_policies = shares.iter().filter(|((other, _), _)| other == name);
                 let shares = other_policies.map(|(_, current)| &current.share);
-                shares.filter(|share| share.granted(tag) > 0).take(MAX_EARLIER).cloned().collect()
+                shares
+                    .filter(|share| share.granted(tag, outage.time) > 0)
+                    .take(MAX_EARLIER)
+                    .cloned()
+                    .collect()
             }
         };
         let share = Arc::new(Share::new(config, outage, (clock, wall)).ok()?);
@@ -320,18 +326,20 @@ impl Share {
             None => booked(),
         };
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
-        let lacking = Period::lacking(&self.numbers, self.less);
-        let less = if lacking.is_running(outage.silence, outage.time) { self.less } else { 0 };
-        if (less == 0 && ahead.is_zero() && earlier.is_empty())
-            || !self.first.is_running(outage.silence, outage.time)
-        {
+        let is_first = self.first.is_running(outage.silence, outage.time);
+        let less = if self.is_reduced(outage.silence, outage.time) { self.less } else { 0 };
+        // What was granted before this share was made counts for a period.
+        let counts = !earlier.is_empty() && self.first.is_running(self.made.elapsed(), outage.time);
+        let earlier = if counts { earlier } else { &[] };
+        if !counts && !(is_first && (less > 0 || !ahead.is_zero())) {
             return;
         }
         let after = of_this_outage.map(|began| began.after).or_else(|| match ahead {
-            Duration::ZERO => at.checked_sub(outage.silence),
+            Duration::ZERO if is_first => at.checked_sub(outage.silence),
+            Duration::ZERO => Some(at),
             _ => at.checked_add(ahead),
         });
-        let new = ShareStart { at, after: after.unwrap_or(at) };
+        let new = ShareStart { at, after: after.unwrap_or(at), less };
         // If two requests come first at one time, one of them begins the share.
         let begun = lock(&self.begun);
         let status = self.tags.status(tag);
@@ -392,7 +400,7 @@ impl Share {
         // An earlier share that was begun counts the permits that were granted before it, as far as
         // it had room for them.
         let granted = match status.available == status.limit {
-            true => earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0),
+            true => earlier.iter().map(|share| share.granted(tag, outage.time)).max().unwrap_or(0),
             false => 0,
         };
         let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
@@ -422,11 +430,18 @@ impl Share {
         }
     }
 
-    /// Returns how many permits of this tag were granted in a first period that is not over.
-    fn granted(&self, tag: &str) -> u32 {
+    /// Returns whether a share has its reduction, if it began so long ago.
+    fn is_reduced(&self, began_ago: Duration, time: Option<Duration>) -> bool {
+        Period::lacking(&self.numbers, self.less).is_running(began_ago, time)
+    }
+
+    /// Returns how many permits of this tag were granted in the last period.
+    fn granted(&self, tag: &str, time: Option<Duration>) -> u32 {
+        let began = lock(&self.begun).get(tag).copied();
+        let reduced = began.filter(|began| self.is_reduced(began.debited().elapsed(), time));
         let status = self.tags.status(tag);
         let taken = status.limit.saturating_sub(status.available);
-        u32::try_from(taken).unwrap_or(u32::MAX).saturating_sub(self.less)
+        u32::try_from(taken).unwrap_or(u32::MAX).saturating_sub(reduced.map_or(0, |began| began.less))
     }
 }
 
@@ -485,6 +500,33 @@ mod tests {
                 LastBooking::NONE
             });
         assert!(other.expect("room").try_acquire_many(4).is_ok());
+    }
+
+    /// Regression: this held in the first period of an outage, and in later ones each policy had a
+    /// share of its own.
+    #[tokio::test(start_paused = true)]
+    async fn another_policy_grants_no_second_share_in_later_periods() {
+        for (line, minutes) in [
+            ("token_bucket 16/min burst {}", 5),
+            ("token_bucket {}/min burst {} interval_refill", 3),
+            ("sliding_log {}/min", 2),
+            ("sliding_window {}/min cells 4", 2),
+            ("sliding_estimate {}/min", 3),
+            ("fixed_window {}/min at_wall_clock 0s", 2),
+            ("fixed_window {}/min from_first_grant", 2),
+        ] {
+            let (shares, start) = (Shares::default(), Instant::now());
+            let taken = |limit: u32| {
+                let config = config(&line.replace("{}", &limit.to_string()));
+                granted(&shares, &config, outage(start, time(start)), LastBooking::NONE, 100)
+            };
+            assert_eq!(taken(64), 4, "{line}");
+            tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
+            assert_eq!(taken(64), 16, "{line}");
+            for limit in [68, 72, 76, 80] {
+                assert_eq!(taken(limit), 1, "{line}: of {limit} the share is a permit larger");
+            }
+        }
     }
 
     /// Regression: a bucket continued to refill while the store was back, and a window began with
