@@ -133,8 +133,8 @@ pub(crate) struct Outage {
     /// How long ago this process decided its first request in this outage, or the last booked time
     /// passed.
     pub(crate) silence: Duration,
-    /// The Unix time by the server's clock; `None` if it is unknown.
-    pub(crate) time: Option<Duration>,
+    /// The Unix time by the server's clock, or by that of this process if the former is unknown.
+    pub(crate) time: Duration,
 }
 
 /// The last time for which the store booked permits for requests of a line: it lies ahead, or has
@@ -231,7 +231,7 @@ impl Shares {
         let (clock, wall) = self.clock();
         let since_booked = lock(&self.booked_till).map_or(Duration::MAX, |till| till.elapsed());
         let silence = outage.silence.min(since_booked);
-        let outage = Outage { time: Some(outage.time.unwrap_or(wall)), silence, ..outage };
+        let outage = Outage { silence, ..outage };
         let booked = || booked().of_all(outage.answered.elapsed(), outage.decides_since.elapsed());
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
@@ -245,6 +245,11 @@ impl Shares {
             });
         }
         all.ok_or_else(unavailable)?.limiter(tag)
+    }
+
+    /// Returns the Unix time by the clock of the shares.
+    pub(crate) fn unix_time(&self) -> Duration {
+        self.clock().1
     }
 
     /// Returns the clock of the shares, and the Unix time by it.
@@ -294,7 +299,7 @@ impl Share {
         (clock, wall): (&DefaultClock, Duration),
     ) -> Result<Share, BuildError> {
         let part = part_of(config.clone(), processes);
-        let ours = by_wall(part.clone(), time.unwrap_or(wall), wall);
+        let ours = by_wall(part.clone(), time, wall);
         let tags =
             KeyedRateLimiter::with_clock(AnyPolicy::try_from(ours)?, MAX_TAGS, DefaultClock::clone(clock));
         let (whole, part) = (Terms::new(config)?, Terms::new(&part)?);
@@ -376,7 +381,7 @@ impl Share {
         let in_this_outage = began.at >= outage.answered;
         let serves = || {
             let silence = new.debited().saturating_duration_since(began.debited());
-            let time = outage.time.map(|time| time.saturating_add(ahead));
+            let time = outage.time.saturating_add(ahead);
             self.serves(Outage { silence, time, ..outage }, ahead)
         };
         match self.numbers.kind() {
@@ -431,12 +436,12 @@ impl Share {
     }
 
     /// Returns whether a share has its reduction, if it began so long ago.
-    fn is_reduced(&self, began_ago: Duration, time: Option<Duration>) -> bool {
+    fn is_reduced(&self, began_ago: Duration, time: Duration) -> bool {
         Period::lacking(&self.numbers, self.less).is_running(began_ago, time)
     }
 
     /// Returns how many permits of this tag were granted in the last period.
-    fn granted(&self, tag: &str, time: Option<Duration>) -> u32 {
+    fn granted(&self, tag: &str, time: Duration) -> u32 {
         let began = lock(&self.begun).get(tag).copied();
         let reduced = began.filter(|began| self.is_reduced(began.debited().elapsed(), time));
         let status = self.tags.status(tag);
@@ -451,7 +456,7 @@ mod tests {
 
     /// An outage of one of four processes, which decided its first request when the store went
     /// away.
-    fn outage(answered: Instant, time: Option<Duration>) -> Outage {
+    fn outage(answered: Instant, time: Duration) -> Outage {
         let processes = NonZeroU32::new(4).expect("not zero");
         Outage { processes, answered, decides_since: answered, silence: answered.elapsed(), time }
     }
@@ -461,8 +466,8 @@ mod tests {
     }
 
     /// The server's time in a test that began at `start`.
-    fn time(start: Instant) -> Option<Duration> {
-        Some(Duration::from_secs(1_000_000_000) + start.elapsed())
+    fn time(start: Instant) -> Duration {
+        Duration::from_secs(1_000_000_000) + start.elapsed()
     }
 
     /// Returns how many of some requests are granted at once.
@@ -649,7 +654,7 @@ mod tests {
             let (config, shares, mut sum) = (config(line), Shares::default(), 0);
             for _ in 0..60 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                let outage = outage(Instant::now(), None);
+                let outage = outage(Instant::now(), Duration::ZERO);
                 sum += granted(&shares, &config, outage, LastBooking::NONE, 1);
             }
             // Three in a period, and none in an eighth of it.
@@ -671,7 +676,7 @@ mod tests {
         ] {
             let (config, shares) = (config(line), Shares::default());
             let granted = |answered: Instant, ahead: Duration| {
-                let outage = outage(answered, None);
+                let outage = outage(answered, Duration::ZERO);
                 let ago = if ahead.is_zero() { Duration::MAX } else { Duration::ZERO };
                 let limits = [("calls", &config)].into_iter();
                 let limiter =
@@ -708,8 +713,9 @@ mod tests {
             (0, 45_600, 25),
         ] {
             let (shares, began) = (Shares::default(), Instant::now());
-            let granted =
-                |requests| granted(&shares, &config, outage(began, None), LastBooking::NONE, requests);
+            let granted = |requests| {
+                granted(&shares, &config, outage(began, Duration::ZERO), LastBooking::NONE, requests)
+            };
             assert_eq!(granted(at_first), at_first);
             tokio::time::sleep(Duration::from_millis(later)).await;
             assert_eq!(granted(100), rest, "{at_first} and {later} ms");

@@ -45,13 +45,12 @@ impl Period {
 
     /// Returns whether the period is not over, after a silence of this duration, at this time of
     /// the server's clock.
-    pub(super) fn is_running(self, silence: Duration, time: Option<Duration>) -> bool {
+    pub(super) fn is_running(self, silence: Duration, time: Duration) -> bool {
         match self {
             Period::For(length) => silence < length,
             Period::Window(length, offset) => {
                 let length = length.as_nanos().max(1);
-                let in_window =
-                    (time.unwrap_or_default().as_nanos() + length - offset.as_nanos() % length) % length;
+                let in_window = (time.as_nanos() + length - offset.as_nanos() % length) % length;
                 silence.as_nanos() <= in_window
             }
         }

@@ -19,13 +19,12 @@ impl Shares {
 
     /// Forgets the tags that are full again (as new), and the limits without tags, at this time of
     /// the server's clock. Returns whether there are no shares.
-    pub(crate) fn tidy(&self, time: Option<Duration>) -> bool {
+    pub(crate) fn tidy(&self, time: Duration) -> bool {
         let shares: Vec<Arc<Share>> = lock(&self.limits)
             .values()
             .flat_map(|current| [&current.share].into_iter().chain(&*current.earlier))
             .cloned()
             .collect();
-        let time = time.unwrap_or_else(|| self.clock().1);
         // This takes a while, in which other requests ask for shares.
         shares.iter().for_each(|share| share.tidy(time));
         drop(shares);
@@ -52,7 +51,7 @@ impl Share {
     fn tidy(&self, time: Duration) {
         self.tags.sweep();
         let mut begun = lock(&self.begun);
-        begun.retain(|_, began| self.first.is_running(began.after.elapsed(), Some(time)));
+        begun.retain(|_, began| self.first.is_running(began.after.elapsed(), time));
         begun.shrink_to_fit();
     }
 

@@ -106,6 +106,14 @@ struct Inner {
     is_on_runtime: bool,
 }
 
+impl Inner {
+    /// Returns the Unix time by the server's clock, or by that of this process if the former is
+    /// unknown.
+    fn unix_time(&self) -> Duration {
+        self.shared.clients.server_time().unwrap_or_else(|| self.shares.unix_time())
+    }
+}
+
 impl Store {
     /// Returns the error of the last call to the store; `None` if the store replied to that call,
     /// or if no call was made.
@@ -178,7 +186,7 @@ impl Store {
         let processes = self.processes()?;
         let (answered, decides_since) = lock(&self.0.shared.servers.server_of_key(key).silence).times();
         // Until this process failed to ask, the server may have granted permits to others.
-        let (silence, time) = (decides_since.elapsed(), self.0.shared.clients.server_time());
+        let (silence, time) = (decides_since.elapsed(), self.0.unix_time());
         let outage = Outage { processes, answered, decides_since, silence, time };
         let share = self.0.shares.limiter(tag, limits, outage, booked);
         if self.0.shares.start_tidying() {

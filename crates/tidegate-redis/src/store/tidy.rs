@@ -10,7 +10,7 @@ pub(super) async fn tidy(store: Weak<Inner>) {
     loop {
         tokio::time::sleep(share::TIDIES).await;
         let Some(inner) = store.upgrade() else { return };
-        if inner.shares.tidy(inner.shared.clients.server_time()) {
+        if inner.shares.tidy(inner.unix_time()) {
             return;
         }
     }
