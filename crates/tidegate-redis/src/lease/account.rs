@@ -53,7 +53,7 @@ use tokio::sync::Notify;
 use crate::lease::patience::Patience;
 use crate::lease::stock::{LeaseCharge, Origin, Piece, Stock};
 use crate::script::Reply;
-use crate::terms::{Kind, Numbers, Terms};
+use crate::terms::{Kind, Numbers, Terms, duration};
 
 /// The horizon of a lease, and the largest horizon of a lease of a fixed window.
 pub(super) const HORIZON: Duration = Duration::from_millis(100);
@@ -145,8 +145,7 @@ impl Account {
         if self.patience.endless() == 0 {
             return false;
         }
-        let (usable, later) = self.stock.held(at);
-        let held = usable.saturating_add(later);
+        let held = self.stock.held(at);
         held < ahead || coming > 0 && held.saturating_add(coming) >= ahead.saturating_add(n)
     }
 
@@ -156,10 +155,8 @@ impl Account {
     }
 
     fn horizon(&self) -> Duration {
-        self.terms.numbers.window().map_or(HORIZON, |length| {
-            let length = Duration::from_micros(length.unsigned_abs());
-            (length / 32).clamp(HORIZON, LONGEST_HORIZON)
-        })
+        let window = self.terms.numbers.window();
+        window.map_or(HORIZON, |length| (length / 32).clamp(HORIZON, LONGEST_HORIZON))
     }
 
     /// Returns whether leases of this limit are booked too slowly. A lease must last for two round
@@ -167,15 +164,13 @@ impl Account {
     /// permits. A lease of a sliding window has a sixteenth of the permits, and is booked when the
     /// last one is half used.
     pub(super) fn is_too_slow(&self, round_trip: Duration) -> bool {
-        let is_short = |length: i64, trips: u32| {
-            Duration::from_micros(length.unsigned_abs()) < round_trip.saturating_mul(trips)
-        };
+        let is_short = |length, trips| length < round_trip.saturating_mul(trips);
         let is_short = match self.terms.numbers {
             Numbers::Bucket(_) | Numbers::Fixed { .. } => {
                 self.terms.numbers.window().is_some_and(|length| is_short(length, 4))
             }
-            Numbers::Cells { length, cells, .. } => is_short(length.saturating_mul(cells), 16),
-            Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => is_short(length, 16),
+            Numbers::Cells { length, cells, .. } => is_short(duration(length.saturating_mul(cells)), 16),
+            Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => is_short(duration(length), 16),
         };
         is_short || self.life() < 2 * round_trip
     }
@@ -199,13 +194,18 @@ impl Account {
     }
 
     /// Returns the most permits of a lease over `time`, for requests that all get permits in
-    /// the end. Permits of a sliding window that are too few for one more lease are in no lease. So
-    /// a lease is a part of the window.
+    /// the end.
     fn part(&self, time: Duration) -> f64 {
-        let comes_in = self.come_in(time);
+        self.come_in(time).min(self.part_of_window())
+    }
+
+    /// Returns the most permits of a lease of a sliding window, while no requests are refused.
+    /// Permits of the window that are too few for one more lease are in no lease. So a lease is a
+    /// part of the window.
+    fn part_of_window(&self) -> f64 {
         match self.kind {
-            Kind::Bucket | Kind::Fixed => comes_in,
-            Kind::Cells | Kind::Estimate | Kind::Log => comes_in.min(self.terms.limit as f64 / 16.0),
+            Kind::Bucket | Kind::Fixed => f64::INFINITY,
+            Kind::Cells | Kind::Estimate | Kind::Log => self.terms.limit as f64 / 16.0,
         }
     }
 
@@ -278,10 +278,7 @@ impl Account {
         let is_line = is_shared && line > 0.0;
         let most = match (is_overloaded, is_plenty) {
             (true, _) => self.come_in(horizon),
-            (_, true) => match self.kind {
-                Kind::Bucket | Kind::Fixed => f64::INFINITY,
-                Kind::Cells | Kind::Estimate | Kind::Log => self.terms.limit as f64 / 16.0,
-            },
+            (_, true) => self.part_of_window(),
             _ => self.part(self.part_of_wait(if is_line { 2 } else { 4 })),
         };
         let wish = if is_line {
@@ -315,22 +312,22 @@ impl Account {
     pub(super) fn is_end_unknown(&self, reply: &Reply, limit: usize) -> bool {
         let Numbers::Fixed { length, offset: None, .. } = self.terms.numbers else { return false };
         let left = reply.limits[limit].full_in.saturating_sub(reply.wait);
-        left > Duration::from_micros(length.unsigned_abs())
+        left > duration(length)
     }
 
     /// Returns how long the window of a booking lasts after its instant. The reply reports the end
     /// of the window of the last booking, which may be a later one: other bookings lie ahead, and
     /// these permits came back.
-    fn left_of_window(&self, reply: &Reply, limit: usize, window: u64) -> Duration {
+    fn left_of_window(&self, reply: &Reply, limit: usize, window: Duration) -> Duration {
         let left = reply.limits[limit].full_in.saturating_sub(reply.wait);
-        if left <= Duration::from_micros(window) {
+        if left <= window {
             return left;
         }
         if self.is_end_unknown(reply, limit) {
             return Duration::ZERO;
         }
-        let rest = left.as_micros() % u128::from(window.max(1));
-        Duration::from_micros(u64::try_from(rest).ok().filter(|rest| *rest > 0).unwrap_or(window))
+        let rest = left.as_micros() % window.as_micros().max(1);
+        u64::try_from(rest).ok().filter(|rest| *rest > 0).map_or(window, Duration::from_micros)
     }
 
     /// Returns what an order that was sent brings at one limit, by a reply that comes now.
@@ -341,7 +338,7 @@ impl Account {
         let usable = after(now, reply.wait);
         let mut ends = after(sent, reply.wait.saturating_add(self.life()));
         if let Some(window) = self.terms.numbers.window() {
-            let left = self.left_of_window(reply, limit, window.unsigned_abs());
+            let left = self.left_of_window(reply, limit, window);
             ends = ends.min(after(sent, reply.wait.saturating_add(left)));
         }
         let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));

@@ -67,7 +67,7 @@ impl Policy for Lease {
     fn status(&self, state: &(), at: Nanos) -> PolicyStatus {
         PolicyStatus {
             limit: self.0.terms.limit,
-            available: self.0.stock.held(at).0,
+            available: self.0.stock.usable(at),
             next_at: self.ready_at(state, at, 0, 1),
             full_at: Nanos::MAX,
         }

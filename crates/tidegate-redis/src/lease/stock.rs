@@ -70,7 +70,7 @@ pub(crate) struct LeaseCharge {
     pub(crate) n: u64,
     /// The number of the list.
     list: u64,
-    /// The word before, past the permits that were skipped.
+    /// The word before.
     from: u64,
     /// The earliest end of the permits.
     ends: Nanos,
@@ -256,18 +256,18 @@ impl Stock {
         Nanos::MAX
     }
 
-    /// Returns how many permits can be taken at a time, and how many later.
-    pub(crate) fn held(&self, at: Nanos) -> (u64, u64) {
-        let (list, gone) = self.current();
-        let (mut now, mut later) = (0_u64, 0_u64);
-        for (piece, rest) in list.rest(gone).filter(|(piece, _)| at < piece.ends) {
-            let sum = if piece.usable <= at { &mut now } else { &mut later };
-            *sum = sum.saturating_add(rest);
-        }
-        (now, later)
+    /// Returns how many permits can be taken at a time.
+    pub(crate) fn usable(&self, at: Nanos) -> u64 {
+        self.usable_by(at, at).0
     }
 
-    /// Returns how many permits are usable by a time, and when the first ones after it are usable.
+    /// Returns how many permits can be taken at a time or later.
+    pub(crate) fn held(&self, at: Nanos) -> u64 {
+        self.usable_by(at, Nanos::MAX).0
+    }
+
+    /// Returns how many permits that do not end before `at` are usable by another time, and when the
+    /// first ones after that time are usable.
     pub(crate) fn usable_by(&self, at: Nanos, by: Nanos) -> (u64, Option<Nanos>) {
         let (list, gone) = self.current();
         let (mut sum, mut next) = (0_u64, None);
@@ -442,7 +442,7 @@ mod tests {
         assert!(!takes(&stock, 14, 3));
         assert!(takes(&stock, 15, 3));
         // One permit of the first piece is gone with the second one, and the rest ends.
-        assert_eq!(stock.held(Nanos::new(29)), (4, 0));
+        assert_eq!(stock.usable(Nanos::new(29)), 4);
         assert!(!takes(&stock, 30, 1));
         assert_eq!((permits(&stock.remove(Nanos::new(30), Nanos::new(30), 0)), stock.taken()), (4, 6));
     }
@@ -455,9 +455,9 @@ mod tests {
         let (second, _) = stock.take(Nanos::new(1), 1).expect("a permit");
         // The piece is not the last one, so it becomes a piece of its own in a new list.
         stock.put_back(first);
-        assert_eq!(stock.held(Nanos::new(1)), (3, 0));
+        assert_eq!(stock.usable(Nanos::new(1)), 3);
         stock.put_back(second);
-        assert_eq!((stock.held(Nanos::new(19)), stock.taken()), ((4, 0), 0));
+        assert_eq!((stock.usable(Nanos::new(19)), stock.taken()), (4, 0));
         assert!(!takes(&stock, 20, 1));
         assert_eq!(permits(&stock.remove(Nanos::new(20), Nanos::new(20), 0)), 4);
     }
@@ -472,7 +472,7 @@ mod tests {
         let taken = |_| stock.take(Nanos::new(1), 1).expect("a permit").0;
         let all: Vec<LeaseCharge> = (0..2000).map(taken).collect();
         all.into_iter().for_each(|taken| stock.put_back(taken));
-        assert_eq!((stock.pieces(), stock.held(Nanos::new(1)), stock.taken()), (2, (2000, 0), 0));
+        assert_eq!((stock.pieces(), stock.usable(Nanos::new(1)), stock.taken()), (2, 2000, 0));
         assert_eq!(permits(&stock.remove(Nanos::new(20), Nanos::new(20), 0)), 1000);
     }
 
@@ -490,7 +490,7 @@ mod tests {
         assert_eq!(stock.remove(at, by(20), 0), []);
         assert_eq!(stock.remove(at, by(19), 0), [piece(6, 20, 100)]);
         // Usable permits stay until they end.
-        assert_eq!(stock.held(at), (5, 0));
+        assert_eq!((stock.usable(at), stock.held(at)), (5, 5));
     }
 
     #[test]

@@ -84,7 +84,7 @@ use tokio::time::Instant;
 
 use crate::error::BuildError;
 use crate::lock::lock;
-use crate::terms::{Kind, Numbers, Terms};
+use crate::terms::{Kind, Numbers, Terms, duration};
 
 mod bucket;
 mod part;
@@ -93,7 +93,7 @@ mod silence;
 mod tidy;
 
 use part::{by_wall, part_of};
-use period::{Period, micros};
+use period::Period;
 pub(crate) use silence::Silence;
 pub(crate) use tidy::OFTEN as TIDIES;
 
@@ -429,7 +429,7 @@ impl Share {
             (Period::For(length), Numbers::Fixed { .. }) => outage.silence < length,
             // The reduction ends with a cell.
             (Period::For(length), Numbers::Cells { length: cell, .. }) => {
-                outage.silence.saturating_add(micros(cell).max(length / 8)) < length
+                outage.silence.saturating_add(duration(cell).max(length / 8)) < length
             }
             (Period::For(length), _) => outage.silence.saturating_add(length / 8) < length,
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::terms::{BucketNumbers, Numbers};
+use crate::terms::{BucketNumbers, Numbers, duration};
 
 /// A time that begins with an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,16 +16,16 @@ impl Period {
     pub(super) fn of(numbers: &Numbers) -> Period {
         match *numbers {
             Numbers::Fixed { length, offset: Some(offset), .. } => {
-                Period::Window(micros(length), micros(offset))
+                Period::Window(duration(length), duration(offset))
             }
             Numbers::Fixed { length, offset: None, .. }
             | Numbers::Estimate { length, .. }
-            | Numbers::Log { length, .. } => Period::For(micros(length)),
-            Numbers::Cells { length, cells, .. } => Period::For(micros(length.saturating_mul(cells))),
+            | Numbers::Log { length, .. } => Period::For(duration(length)),
+            Numbers::Cells { length, cells, .. } => Period::For(duration(length.saturating_mul(cells))),
             Numbers::Bucket(BucketNumbers { refill: 0, .. }) => Period::For(Duration::MAX),
             Numbers::Bucket(BucketNumbers { refill, cap, step, .. }) => {
                 let refills = (cap + refill - 1) / refill;
-                Period::For(micros(refills.saturating_mul(step.max(1))))
+                Period::For(duration(refills.saturating_mul(step.max(1))))
             }
         }
     }
@@ -37,7 +37,7 @@ impl Period {
         match *numbers {
             Numbers::Bucket(BucketNumbers { refill, price, step: 0, .. }) if refill > 0 => {
                 let refills = i128::from(less) * i128::from(price) / i128::from(refill);
-                Period::For(micros(i64::try_from(refills).unwrap_or(i64::MAX)))
+                Period::For(duration(i64::try_from(refills).unwrap_or(i64::MAX)))
             }
             _ => Period::of(numbers),
         }
@@ -55,8 +55,4 @@ impl Period {
             }
         }
     }
-}
-
-pub(super) fn micros(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }

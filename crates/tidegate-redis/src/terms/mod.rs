@@ -8,7 +8,7 @@ use crate::error::BuildError;
 
 mod numbers;
 
-pub(crate) use numbers::{BucketMode, BucketNumbers, Numbers};
+pub(crate) use numbers::{BucketMode, BucketNumbers, Numbers, duration};
 
 /// No level, and no product of a count and a length, is larger, so sums of two of them are exact in
 /// a double.

@@ -1,6 +1,8 @@
 //! The numbers of a limit that are passed to a script, by their names in the Lua file of its
 //! algorithm.
 
+use std::time::Duration;
+
 use super::Kind;
 
 /// The most numbers of one limit.
@@ -74,13 +76,13 @@ impl Numbers {
         }
     }
 
-    /// Returns the duration of a window that ends with all that it counts, in microseconds: of a
-    /// fixed window, or of a step that fills its bucket. `None` for any other limit.
-    pub(crate) fn window(&self) -> Option<i64> {
+    /// Returns the duration of a window that ends with all that it counts: of a fixed window, or of
+    /// a step that fills its bucket. `None` for any other limit.
+    pub(crate) fn window(&self) -> Option<Duration> {
         match *self {
-            Numbers::Fixed { length, .. } => Some(length),
+            Numbers::Fixed { length, .. } => Some(duration(length)),
             Numbers::Bucket(BucketNumbers { refill, cap, step, .. }) if step > 0 && refill >= cap => {
-                Some(step)
+                Some(duration(step))
             }
             _ => None,
         }
@@ -109,6 +111,11 @@ impl Numbers {
         };
         numbers.into_iter().take(count)
     }
+}
+
+/// Returns a duration in microseconds as a [`Duration`].
+pub(crate) fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
 fn row<const N: usize>(numbers: [i64; N]) -> ([i64; MOST], usize) {

@@ -262,11 +262,8 @@ impl Ledger {
     /// Notes which of the `in_line` queued requests get no lease. This call assumes that granted
     /// requests whose tasks did not run yet are the first that joined.
     pub(crate) fn note_failure(&self, now: Nanos, in_line: usize) {
-        let held = self.accounts.iter().map(|account| {
-            let (usable, later) = account.stock.held(now);
-            usable.saturating_add(later)
-        });
-        self.queued.note_failure(held.collect(), in_line);
+        let held = self.accounts.iter().map(|account| account.stock.held(now)).collect();
+        self.queued.note_failure(held, in_line);
     }
 
     /// Returns whether no lease comes for the request with this [number](Ledger::joins), as of the
@@ -293,8 +290,7 @@ impl Ledger {
         if let ([account], [(n, _)]) = (&self.accounts[..], &costs[..]) {
             // How many permits besides the first requests ask for.
             state.more += ((*n as f64 - 1.0) - state.more) / 16.0;
-            let is_overloaded = now < state.overloaded_till;
-            let size = self.size(0, now, &mut state.limits[0], is_overloaded) as f64;
+            let size = self.size(0, now, &mut state) as f64;
             if now < state.mixed_till && size < account.serves(state.more) {
                 state.by_store_till = now.saturating_add(BY_STORE);
             }
@@ -313,10 +309,9 @@ impl Ledger {
     }
 
     fn is_worthwhile_by(&self, state: &mut State, now: Nanos, costs: &Costs) -> bool {
-        let is_overloaded = now < state.overloaded_till;
         let asks = |(_, (n, _)): &(usize, &(u64, u64))| *n > 0;
         let mut asked = costs.iter().enumerate().filter(asks);
-        asked.all(|(i, (n, _))| self.size(i, now, &mut state.limits[i], is_overloaded) >= n.saturating_mul(2))
+        asked.all(|(i, (n, _))| self.size(i, now, state) >= n.saturating_mul(2))
     }
 
     /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
@@ -400,8 +395,7 @@ impl Ledger {
     /// limit in the store.
     pub(crate) fn most(&self, limit: usize, now: Nanos) -> u64 {
         let account = &self.accounts[limit];
-        let (usable, later) = account.stock.held(now);
-        account.terms.limit.saturating_add(usable).saturating_add(later)
+        account.terms.limit.saturating_add(account.stock.held(now))
     }
 
     /// Returns when the last booked permits become usable.
@@ -411,7 +405,7 @@ impl Ledger {
 
     /// Returns how many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize, now: Nanos) -> u64 {
-        self.accounts[limit].stock.held(now).0
+        self.accounts[limit].stock.usable(now)
     }
 
     /// Returns what unused pieces give back, the latest booking first: a server takes back the last
@@ -433,8 +427,10 @@ impl Ledger {
     }
 
     /// Returns how many permits a lease of this limit has that is booked now.
-    fn size(&self, limit: usize, now: Nanos, usage: &mut Usage, is_overloaded: bool) -> u64 {
-        self.accounts[limit].size(now, usage, is_overloaded, self.processes.load(Ordering::Relaxed))
+    fn size(&self, limit: usize, now: Nanos, state: &mut State) -> u64 {
+        let (is_overloaded, processes) =
+            (now < state.overloaded_till, self.processes.load(Ordering::Relaxed));
+        self.accounts[limit].size(now, &mut state.limits[limit], is_overloaded, processes)
     }
 
     /// Counts the permits that were used since the last count.
@@ -634,16 +630,18 @@ mod tests {
             let Plan::Book(order) = ledger.plan(now, 1, false) else { panic!("it asks") };
             assert_eq!(order.longest, Duration::from_secs(60 - second) / 4 * 3);
             assert_eq!(ledger.handle_reply(now, &order, reply), Outcome::NoneSooner);
-            assert_eq!(ledger.accounts[0].stock.held(now), (0, 5));
+            let stock = &ledger.accounts[0].stock;
+            assert_eq!((stock.usable(now), stock.held(now)), (0, 5));
         }
         let Plan::Book(order) = ledger.plan(at(5000), 1, false) else { panic!("it asks") };
         let sooner = Reply { wait: Duration::ZERO, ..booked(MS, vec![5]) };
         assert!(matches!(ledger.handle_reply(at(5001), &order, Ok(&sooner)), Outcome::Booked(..)));
-        assert_eq!(ledger.accounts[0].stock.held(at(5001)), (5, 5));
+        let held = || (ledger.accounts[0].stock.usable(at(5001)), ledger.accounts[0].stock.held(at(5001)));
+        assert_eq!(held(), (5, 10));
         // The lease far ahead goes back.
         let Plan::Back(returns) = ledger.plan(at(5001), 1, false) else { panic!("it goes back") };
         assert_eq!(returns.iter().map(|back| back.permits).collect::<Vec<_>>(), [5]);
-        assert_eq!(ledger.accounts[0].stock.held(at(5001)), (5, 0));
+        assert_eq!(held(), (5, 5));
     }
 
     /// A request may have read the clock before a reply was noted, and look at the limits

@@ -38,7 +38,7 @@ use crate::lease::account::{Account, TRUST, Usage, whole};
 use crate::lease::ledger::{Ledger, State};
 use crate::lock::lock;
 use crate::script::{Answer, Operation, Reply, StateReport};
-use crate::set::Costs;
+use crate::set::{Costs, exactly};
 use crate::store::Away;
 use crate::terms::Kind;
 
@@ -111,7 +111,7 @@ pub(crate) enum Outcome {
 #[derive(Default)]
 struct Needs {
     /// The permits of each limit that the next booking asks for.
-    costs: Costs,
+    permits: Vec<u64>,
     /// For each limit, how many permits the queued requests wait for, and how many are held.
     lines: Vec<(u64, u64)>,
     /// How much later than the first permits of the booking the last ones are due.
@@ -181,19 +181,18 @@ impl Ledger {
     /// Returns the permits of a lease for queued requests that have too few permits for the next
     /// second and hold later ones, and when the first of these are usable.
     fn far_ahead(&self, state: &mut State, now: Nanos, in_line: usize) -> Option<(Costs, Nanos)> {
-        let is_overloaded = now < state.overloaded_till;
         let mut first = None;
-        let mut costs = Costs::new();
+        let mut permits = Vec::new();
         for (i, account) in self.accounts.iter().enumerate() {
             let waiting = self.waiting(account, in_line);
             let (usable, later) = account.stock.usable_by(now, now.saturating_add(TRUST));
             let later = later.filter(|_| usable < waiting);
             first = first.into_iter().chain(later).min();
-            let size = self.size(i, now, &mut state.limits[i], is_overloaded);
+            let size = self.size(i, now, state);
             let n = if later.is_some() { size.min(waiting).max(account.for_line(waiting)) } else { 0 };
-            costs.push((n, n));
+            permits.push(n);
         }
-        Some((costs, first?))
+        Some((exactly(permits), first?))
     }
 
     /// Returns what the limits need, and the permits that go back to the store before it is booked.
@@ -202,7 +201,7 @@ impl Ledger {
         let mut returns = Vec::new();
         let mut needs = Needs { pace: state.usual.longest / 32, is_idle: true, ..Needs::default() };
         for (i, account) in self.accounts.iter().enumerate() {
-            let size = self.size(i, now, &mut state.limits[i], is_overloaded);
+            let size = self.size(i, now, state);
             let limit = &state.limits[i];
             let waiting = self.waiting(account, in_line);
             let spare = if are_left { 0 } else { 2 * size.max(limit.lease) };
@@ -215,14 +214,13 @@ impl Ledger {
                 let removed = account.stock.remove(now, now.saturating_add(TRUST), waiting);
                 returns.extend(self.returns_of(i, now, removed));
             }
-            let (usable, later) = account.stock.held(now);
-            let held = usable.saturating_add(later);
+            let held = account.stock.held(now);
             let Demand { n, is_short, is_urgent } =
                 self.demand(account, limit, (waiting, held), size, is_overloaded, are_left);
             needs.is_short |= is_short;
             needs.is_urgent |= is_urgent;
             needs.is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
-            needs.costs.push((n, n));
+            needs.permits.push(n);
             needs.lines.push((waiting, held));
             needs.pieces = needs.pieces.max(account.stock.pieces());
             needs.span = needs.span.max(account.span(n));
@@ -233,18 +231,19 @@ impl Ledger {
 
     /// Returns the order of a booking; `None` if the store would refuse it.
     fn order(&self, state: &mut State, now: Nanos, needs: Needs) -> Option<Order> {
-        let Needs { mut costs, lines, span, pace, pieces, is_urgent, .. } = needs;
+        let Needs { mut permits, lines, span, pace, pieces, is_urgent, .. } = needs;
         // With mixed costs the first queued request may ask for more of a limit than the others do.
         if is_urgent && now >= state.mixed_till {
-            balance(&mut costs, &lines);
+            balance(&mut permits, &lines);
         }
         state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
-        for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
+        for ((account, limit), n) in self.accounts.iter().zip(&mut state.limits).zip(&permits) {
             limit.ordered = asked_by_leases(account, limit);
             limit.lease = *n;
             account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        let patience = state.usual.longest;
+        let times = if is_urgent { self.times(&permits, &lines, pieces) } else { 1 };
+        let (patience, costs) = (state.usual.longest, exactly(permits));
         if !is_urgent && state.refusal(now, &costs, patience).is_some() {
             self.refused(state, now);
             return None;
@@ -254,7 +253,6 @@ impl Ledger {
             true => patience.max(self.patience.min_wait()).saturating_add(span),
             false => patience.saturating_add(span),
         };
-        let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
         for (account, (n, _)) in self.accounts.iter().zip(&costs) {
             account.coming.store(n.saturating_mul(times), Ordering::Relaxed);
         }
@@ -297,8 +295,8 @@ impl Ledger {
 
     /// Returns how many equal bookings are made together for queued requests. One booking has at
     /// most what a bucket holds, and that may accrue faster than bookings can be made one by one.
-    fn times(&self, costs: &Costs, lines: &[(u64, u64)], pieces: usize) -> u64 {
-        let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
+    fn times(&self, permits: &[u64], lines: &[(u64, u64)], pieces: usize) -> u64 {
+        let ([account], [n], [(waiting, held)]) = (&self.accounts[..], permits, lines) else {
             return 1;
         };
         if account.kind != Kind::Bucket || *n < account.terms.limit {
@@ -375,7 +373,6 @@ impl Ledger {
         let took = now.saturating_since(order.sent).as_duration();
         self.note_booking(state, now, took, reply);
         state.next_sooner = if order.is_sooner { now } else { now.saturating_add(TRUST) };
-        let is_overloaded = now < state.overloaded_till;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
             if *permits == 0 {
@@ -398,7 +395,7 @@ impl Ledger {
                 }
                 continue;
             }
-            let size = self.size(i, now, &mut state.limits[i], is_overloaded);
+            let size = self.size(i, now, state);
             let limit = &mut state.limits[i];
             limit.booked = limit.asked;
             if order.longest < Duration::MAX {
@@ -465,14 +462,13 @@ fn asked_by_leases(account: &Account, limit: &Usage) -> u64 {
 /// Makes a booking serve equally many queued requests by each limit. Of each limit, the queue waits
 /// for and holds the permits in `lines`. Permits that only one limit has would end unused, and a
 /// window that they use up holds up the booking for all limits.
-fn balance(costs: &mut Costs, lines: &[(u64, u64)]) {
+fn balance(permits: &mut [u64], lines: &[(u64, u64)]) {
     let part = |(n, (waiting, held)): (u64, (u64, u64))| (held.saturating_add(n)) as f64 / waiting as f64;
-    let served = costs.iter().map(|(n, _)| *n).zip(lines.iter().copied());
+    let served = permits.iter().copied().zip(lines.iter().copied());
     let served = served.filter(|(_, (waiting, _))| *waiting > 0).map(part).fold(f64::INFINITY, f64::min);
-    for ((n, most), (waiting, held)) in costs.iter_mut().zip(lines) {
+    for (n, (waiting, held)) in permits.iter_mut().zip(lines) {
         if *waiting > 0 {
             *n = whole((served * *waiting as f64).ceil()).saturating_sub(*held).min(*n);
-            *most = *n;
         }
     }
 }
