@@ -27,7 +27,7 @@ pub(crate) const FIRST_BEAT: Duration = Duration::from_millis(125);
 pub(crate) const BEAT: Duration = Duration::from_secs(2);
 
 /// Long enough that a process asks twice per period, although its calls are jittered.
-pub(crate) const PERIOD: Duration = Duration::from_secs(6);
+const PERIOD: Duration = Duration::from_secs(6);
 
 /// The number of processes, as this process last saw it.
 #[derive(Debug, Default)]

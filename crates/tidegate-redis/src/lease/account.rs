@@ -7,10 +7,10 @@
 //! ÷ processes. Below that the lease does not shrink: it is booked ahead, and is usable when its
 //! permits have accrued. Its first permit is due within *W*, the maximum wait of most requests of
 //! this process, so that the lease goes before no request of another process. A booking without a
-//! maximum wait is made for a queued request that has none. A lease of a sliding window is at most
-//! a 16th of C: of two leases of 0.6 C one fits, and the rest of the window would not be used. In a
-//! fixed window nothing accrues: there a lease is at most half of L ÷ processes, so the last
-//! permits are decided one by one.
+//! maximum wait is made for a queued request that has none. As long as no request is refused, a
+//! lease of a sliding window is at most a 16th of C: of two leases of 0.6 C one fits, and the rest
+//! of the window would not be used. In a fixed window nothing accrues: there a lease is at most
+//! half of L ÷ processes, so the last permits are decided one by one.
 //!
 //! # Loops of several processes
 //!
@@ -66,7 +66,9 @@ const MEMORY: f64 = 1.0;
 /// of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
 pub(super) const FOR_EACH: u32 = 8;
 
-/// How long a process believes that a limit has no permit.
+/// How long a process believes what it learned: that a limit has no permit, that there are more
+/// requests than permits, or that leases cannot be had. A lease that is due later than this is far
+/// ahead.
 pub(super) const TRUST: Nanos = Nanos::new(1_000_000_000);
 
 /// The leases of one limit.
@@ -347,7 +349,7 @@ impl Account {
 }
 
 /// How a limit is used, and what the store last reported about it.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Usage {
     /// Permits asked for in a second, as of the time `at`.
     pub(super) rate: f64,

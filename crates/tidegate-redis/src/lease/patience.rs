@@ -9,7 +9,7 @@ use tidegate::Nanos;
 /// A request that may wait for this long stays in the queue while a lease is booked for it, like
 /// one without a maximum wait, unless requests are refused. So does a request that may wait for
 /// half as long as most requests.
-pub(super) const MIN_WAIT: Duration = Duration::from_millis(200);
+const MIN_WAIT: Duration = Duration::from_millis(200);
 
 /// Leases are not shorter for requests whose maximum wait is shorter than this: a call takes a part
 /// of such a wait.

@@ -10,16 +10,19 @@
 //!
 //! A list never changes, but is replaced by a new one: the thread that makes the new list closes
 //! the word of the old one, keeps the permits that are not gone, and numbers them anew. A thread
-//! that adds or removes a piece does this, and so does a request that meets a piece that has ended.
+//! that adds or removes a piece does this. So does a request that meets a piece that has ended, or
+//! that puts back permits behind which others were taken.
 //!
 //! # Memory ordering
 //!
-//! **Shared.** The word of each list, and the pointer to the current list.
+//! **Shared.** The word of each list, whether a taker of it was told to have more booked, and the
+//! pointer to the current list.
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
 //! | word: CAS by a taker, and back | Relaxed | nothing | reads the newest word, or fails |
 //! | word: swap to closed, under the lock | Relaxed | nothing | the last write to the word |
+//! | `asked`: load, swap | Relaxed | nothing | one swap of each list returns `false` |
 //! | pointer: load, store | of `ArcSwap`, at least Acquire and Release | each other | shows the pieces of a list |
 //!
 //! **Why enough.** The bad execution is a permit that is taken from the old list and kept in the

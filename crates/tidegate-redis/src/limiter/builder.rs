@@ -168,16 +168,16 @@ impl LimiterBuilder {
     /// one name, if a line is not a policy, if a policy is not supported over a store, or if there
     /// is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
-        if !key::is_tag(&self.tag) {
-            return Err(BuildError::Name { name: self.tag });
-        }
         let (tag, bounds) = (self.tag.clone(), self.bounds);
         Ok(StoreLimiter::new(Line::new(&self.prepare()?, tag, bounds, None)))
     }
 
-    /// Checks the limits and prepares them, without their tag.
+    /// Checks the tag and the limits, and prepares the limits.
     pub(super) fn prepare(self) -> Result<Prepared, BuildError> {
-        let LimiterBuilder { store, limits, is_leased, .. } = self;
+        let LimiterBuilder { store, tag, limits, is_leased, .. } = self;
+        if !key::is_tag(&tag) {
+            return Err(BuildError::Name { name: tag });
+        }
         if limits.is_empty() {
             return Err(BuildError::NoLimit);
         }

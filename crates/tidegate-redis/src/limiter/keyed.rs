@@ -185,9 +185,6 @@ impl KeyedBuilder {
     /// Returns the errors of [`LimiterBuilder::build`].
     pub fn build(self) -> Result<StoreKeyedLimiter, BuildError> {
         let (tag, tags) = (self.0.tag.clone(), Arc::new(Tags::new(self.0.bounds)));
-        if !key::is_tag(&tag) {
-            return Err(BuildError::Name { name: tag });
-        }
         Ok(StoreKeyedLimiter(Arc::new(Keyed { tag, prepared: self.0.prepare()?, tags })))
     }
 }

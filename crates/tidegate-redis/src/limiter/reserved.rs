@@ -51,7 +51,6 @@ type Closed = Pin<Box<dyn Future<Output = ()> + Send>>;
 type State = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
 
 /// How many permits of each member were used, and the time at which the grant was due.
-#[derive(Clone)]
 struct Used(Vec<u64>, i64);
 
 impl StoreReservation {
@@ -127,11 +126,6 @@ impl StoreReservation {
             Ok((grant, _)) => Ok(*grant),
             Err(refusal) => Err(refusal.clone()),
         })
-    }
-
-    /// Returns how many permits of each member the request asked for.
-    fn asked(&self) -> Vec<u64> {
-        self.ask.costs.iter().map(|(n, _)| *n).collect()
     }
 
     fn longest(&self) -> Duration {
@@ -266,7 +260,8 @@ impl Reserved for StoreReservation {
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         let line = self.of.line.clone();
         let set = &line.set;
-        let asked = set.used(self.asked(), used)?;
+        let asked = self.ask.costs.iter().map(|(n, _)| *n).collect();
+        let asked = set.used(asked, used)?;
         if matches!(self.stage, Stage::Waits(_)) && asked.iter().all(|n| *n == 0) {
             // Like a reservation that is dropped: its booking serves the next request.
             return Ok(());

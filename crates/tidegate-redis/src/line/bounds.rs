@@ -47,9 +47,13 @@ impl Load {
     /// Returns whether a request that must wait is refused behind these requests.
     pub(super) fn refuses(self, bounds: QueueBounds, costs: &Costs) -> bool {
         let n = sum(costs);
-        let makes_room = bounds.when_full != WhenFull::RefuseNewcomer && Load::default().has_room(bounds, n);
-        !makes_room && !self.has_room(bounds, n)
+        !may_displace(bounds, n) && !self.has_room(bounds, n)
     }
+}
+
+/// Returns whether a newcomer for these permits may take the room of other requests.
+fn may_displace(bounds: QueueBounds, permits: u64) -> bool {
+    bounds.when_full != WhenFull::RefuseNewcomer && Load::default().has_room(bounds, permits)
 }
 
 impl State {
@@ -67,12 +71,10 @@ impl State {
         if load.has_room(bounds, n) {
             return Some(victims);
         }
-        let oldest = match bounds.when_full {
-            _ if !Load::default().has_room(bounds, n) => return None,
-            WhenFull::RefuseNewcomer => return None,
-            WhenFull::DropOldest => true,
-            WhenFull::DropLeastImportant => false,
-        };
+        if !may_displace(bounds, n) {
+            return None;
+        }
+        let oldest = bounds.when_full == WhenFull::DropOldest;
         let may_go = |(number, entry): &(&u64, &Entry)| {
             let waits = match entry.stage {
                 Stage::Booked { .. } | Stage::Paused(_) => true,
@@ -88,10 +90,10 @@ impl State {
             true => self.entries.iter().take(MAX_CHECKED).filter(may_go).collect(),
             false => self.entries.iter().rev().take(MAX_CHECKED).filter(may_go).collect(),
         };
-        let mut booked: Vec<_> =
+        let mut order: Vec<_> =
             looked_at.into_iter().map(|(number, entry)| (entry.asked.priority, *number)).collect();
-        booked.sort_unstable_by_key(|(priority, number)| (*priority, if oldest { *number } else { !number }));
-        for (_, number) in booked {
+        order.sort_unstable_by_key(|(priority, number)| (*priority, if oldest { *number } else { !number }));
+        for (_, number) in order {
             load.remove(sum(&self.entries[&number].asked.costs));
             victims.push(number);
             if load.has_room(bounds, n) {
@@ -115,8 +117,7 @@ impl State {
         let mut order: Vec<_> = held
             .map(|(number, QueuedRequest { costs, priority, droppable, .. })| {
                 let n = sum(costs);
-                let fits_alone = Load::default().has_room(bounds, n);
-                let may_go = bounds.when_full != WhenFull::RefuseNewcomer && *droppable && fits_alone;
+                let may_go = *droppable && may_displace(bounds, n);
                 let rank = match bounds.when_full {
                     WhenFull::RefuseNewcomer => (may_go, Reverse(0), number),
                     WhenFull::DropOldest => (may_go, Reverse(*priority), !number),

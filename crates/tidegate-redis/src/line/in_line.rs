@@ -193,11 +193,10 @@ impl State {
         if !self.has_room(&entry.asked.costs) {
             self.serve_due(deferred, now);
         }
-        let has_timer = number.is_some() || self.untimed > 0;
+        entry.has_timer = number.is_some() || self.untimed > 0;
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);
         entry.was_held = self.in_line.held_till().is_some();
-        entry.has_timer = has_timer;
         let stage = self.stage_of(deferred, &entry.asked, now);
         if matches!(stage, Stage::InLine) {
             self.in_line.add(entry.position(number), &entry);

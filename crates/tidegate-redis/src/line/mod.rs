@@ -130,7 +130,8 @@ pub(crate) struct Line {
     /// `None` if the store decides each request.
     pub(crate) leases: Option<Arc<Leases>>,
     state: Mutex<State>,
-    /// How many requests wait for the share of this process.
+    /// How many requests wait without the store: for the share of this process, or for the end of a
+    /// pause that this process knows of.
     pub(crate) waiting: AtomicUsize,
     /// Whether a keyed limiter requested this line recently.
     pub(crate) is_used: Arc<AtomicBool>,
@@ -138,7 +139,7 @@ pub(crate) struct Line {
 }
 
 /// A function that receives the tag of a line when the line is dropped.
-pub(crate) type OnDrop = Box<dyn Fn(&str) + Send + Sync>;
+type OnDrop = Box<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -154,7 +155,8 @@ struct State {
     /// How many calls are in flight.
     calls: usize,
     /// How many of these calls have no deadline, have a deadline later than the timeout, or may
-    /// leave only after the timeout.
+    /// leave only after the timeout. If requests wait for a store that is away, none of them count:
+    /// then each request has a timer.
     untimed: usize,
     /// How many other calls may be in flight when another call leaves to shorten the queue.
     ahead: usize,

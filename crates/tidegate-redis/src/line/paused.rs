@@ -74,7 +74,7 @@ impl State {
 
     /// On the store's thread: makes all requests ask again if the pause has ended, and otherwise
     /// only the first.
-    pub(super) fn check_pause(&mut self, deferred: &mut Deferred, now: Nanos) {
+    fn check_pause(&mut self, deferred: &mut Deferred, now: Nanos) {
         self.is_pause_watched = false;
         if self.pause_ends <= now {
             return self.requeue_paused(deferred, now);

@@ -134,9 +134,7 @@ impl State {
             let Some((number, booking)) = served else { break };
             self.grant(deferred, number, booking);
         }
-        let Some(requests) = self.classes.get_mut(class) else { return };
-        let surplus: Vec<Booking> = std::iter::from_fn(|| requests.surplus()).collect();
-        for booking in surplus {
+        while let Some(booking) = self.classes.get_mut(class).and_then(Class::surplus) {
             self.give_back(booking);
         }
         let Some(requests) = self.classes.get_mut(class) else { return };

@@ -95,7 +95,7 @@ mod tidy;
 use part::{by_wall, part_of};
 use period::Period;
 pub(crate) use silence::Silence;
-pub(crate) use tidy::OFTEN as TIDIES;
+pub(crate) use tidy::TIDY_INTERVAL;
 
 /// The most tags of one limit that have a share at one time. Further tags are refused.
 const MAX_TAGS: usize = 65_536;

@@ -8,7 +8,7 @@ use super::{Share, Shares};
 use crate::lock::lock;
 
 /// How often a process that has shares checks which of them it can forget.
-pub(crate) const OFTEN: Duration = Duration::from_secs(60);
+pub(crate) const TIDY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Shares {
     /// Returns whether to start a task that calls [`tidy`](Shares::tidy) until it returns `true`.

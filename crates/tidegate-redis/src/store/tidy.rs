@@ -8,7 +8,7 @@ use crate::store::Inner;
 /// Removes the shares that no outage needs, until none is left.
 pub(super) async fn tidy(store: Weak<Inner>) {
     loop {
-        tokio::time::sleep(share::TIDIES).await;
+        tokio::time::sleep(share::TIDY_INTERVAL).await;
         let Some(inner) = store.upgrade() else { return };
         if inner.shares.tidy(inner.unix_time()) {
             return;

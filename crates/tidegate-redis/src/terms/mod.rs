@@ -15,10 +15,10 @@ pub(crate) use numbers::{BucketMode, BucketNumbers, Numbers, duration};
 const MOST: u128 = 1 << 51;
 
 /// The most grant times that a log keeps in the store.
-pub(crate) const MAX_ROOM: u32 = 4096;
+const MAX_ROOM: u32 = 4096;
 
 /// The most cells of a window in the store.
-pub(crate) const MAX_CELLS: u16 = 128;
+const MAX_CELLS: u16 = 128;
 
 /// A bucket that never refills is kept for a century, in microseconds.
 const CENTURY: u128 = 3_155_760_000_000_000;

@@ -86,7 +86,7 @@ pub(crate) struct Order {
     pub(crate) times: u64,
     /// How long the requests that it is for may wait.
     patience: Duration,
-    pub(crate) sent: Nanos,
+    sent: Nanos,
     generation: u64,
     /// Whether queued requests wait for it.
     is_urgent: bool,
