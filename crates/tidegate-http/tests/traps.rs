@@ -184,6 +184,18 @@ fn of_two_hints_to_retry_the_longer_counts() {
     assert_eq!(response.retry_after, seconds(60.0));
 }
 
+/// Regression: a date counted, and `Obey` ignored it because there is no `Date` to count it from.
+/// So a pause of an hour was a second.
+#[test]
+fn without_a_date_of_two_hints_to_retry_the_one_that_counts_from_now_counts() {
+    let (past, future) = ("Wed, 21 Oct 2015 07:28:00 GMT", "Fri, 31 Dec 2038 23:59:59 GMT");
+    for other in [("retry-after", past), ("x-retry-after", future), ("retry-after", "1447736246")] {
+        for pairs in [[("retry-after", "3600"), other], [other, ("retry-after", "3600")]] {
+            assert_eq!(read(429, &pairs).retry_after, seconds(3600.0), "{other:?}");
+        }
+    }
+}
+
 #[test]
 fn other_names_of_retry_after_have_their_own_units() {
     for (name, value, expected) in [
@@ -278,6 +290,31 @@ fn milliseconds_do_not_pause_for_hours() {
     assert_eq!(read(429, &pairs).limits[0].reset, seconds(59.993));
     // A quota of a month lasts for a month.
     assert_eq!(reset("2591999"), seconds(2_591_999.0));
+}
+
+/// Regression: the window is in another header, and was known only after the reset had been read.
+#[test]
+fn seconds_within_the_window_of_a_policy_are_no_milliseconds() {
+    for (number, window) in [("60000", "86400"), ("120000", "604800"), ("7419303", "31536000")] {
+        let (state, policy) = (format!("limit=5, remaining=0, reset={number}"), format!("5;w={window}"));
+        let separate = [("ratelimit-limit", "5"), ("ratelimit-remaining", "0"), ("ratelimit-reset", number)];
+        let expected = (seconds(number.parse().unwrap()), Some(Duration::from_secs(window.parse().unwrap())));
+        for pairs in [
+            vec![("ratelimit", &*state), ("ratelimit-policy", &policy)],
+            vec![("ratelimit-policy", &*policy), ("ratelimit", &state), ("retry-after", number)],
+            [("ratelimit-policy", &*policy)].into_iter().chain(separate).collect(),
+            separate.into_iter().chain([("x-ratelimit-policy", &*policy), ("retry-after", number)]).collect(),
+        ] {
+            let response = read(429, &pairs);
+            assert_eq!((response.limits[0].reset, response.limits[0].window), expected, "{pairs:?}");
+            if pairs.last() == Some(&("retry-after", number)) {
+                assert_eq!(response.retry_after, expected.0, "{pairs:?}");
+            }
+        }
+    }
+    // A reset beyond its window is in milliseconds.
+    let pairs = [("ratelimit", "limit=5, remaining=0, reset=30000"), ("ratelimit-policy", "5;w=60")];
+    assert_eq!(only(&pairs).reset, seconds(30.0));
 }
 
 #[test]

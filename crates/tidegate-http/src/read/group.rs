@@ -33,7 +33,8 @@ struct Group {
     time_unit: Option<Duration>,
     name: Option<String>,
     scope: Option<String>,
-    states: Vec<ServerLimit>,
+    /// Limits of one header, and the texts of their resets.
+    states: Vec<(ServerLimit, Option<String>)>,
     policies: Vec<ServerLimit>,
     numbered: Vec<NumberedPolicy>,
 }
@@ -89,17 +90,23 @@ impl Groups {
         let of = |pairs: &[(String, String)], family: &str| {
             pairs.iter().find(|(f, _)| f == family).map(|(_, value)| value.clone())
         };
+        let of_group = |group: &Group| {
+            let with_names = |policy: &NumberedPolicy| (group.family.clone(), group.label.clone(), *policy);
+            group.numbered.iter().map(with_names).collect::<Vec<_>>()
+        };
+        let policies: Vec<_> = groups.iter().flat_map(of_group).take(4 * MAX_LIMITS).collect();
+        // The window of the policy with this number, or the longest window of several policies.
+        let window_of = |limit: Option<f64>| {
+            let same = policies.iter().filter(|(.., policy)| Some(policy.limit) == limit);
+            same.filter_map(|(.., policy)| policy.window).max()
+        };
         let mut found: Vec<Found> = Vec::new();
-        let mut policies = Vec::new();
-        for mut group in groups {
+        for group in groups {
             let (family, label) = (group.family.clone(), group.label.clone());
-            let numbered = std::mem::take(&mut group.numbered);
             let with_names = |limit| Found { family: family.clone(), label: label.clone(), limit };
-            found.extend(group.limits(&numbered, clock).into_iter().map(with_names));
-            policies.extend(numbered.into_iter().map(|policy| (family.clone(), label.clone(), policy)));
+            found.extend(group.limits(&window_of, clock).into_iter().map(with_names));
         }
         found.truncate(4 * MAX_LIMITS);
-        policies.truncate(4 * MAX_LIMITS);
         // A policy without a name belongs to the limit with the same number, even if that limit has
         // other headers.
         for (family, label, policy) in policies {
@@ -163,9 +170,8 @@ impl Group {
         for counts in [&mut self.limits, &mut self.remaining, &mut self.used] {
             counts.truncate(MAX_LIMITS);
         }
-        for limits in [&mut self.states, &mut self.policies] {
-            limits.truncate(MAX_LIMITS);
-        }
+        self.states.truncate(MAX_LIMITS);
+        self.policies.truncate(MAX_LIMITS);
         self.numbered.truncate(MAX_LIMITS);
     }
 
@@ -211,13 +217,14 @@ impl Group {
     }
 
     fn whole(&mut self, value: &str, clock: Clock) {
-        let mut states = draft::states(value);
+        let without_text = |limit| (limit, None);
+        let mut states: Vec<_> = draft::states(value).into_iter().map(without_text).collect();
         if states.is_empty() {
             states = pairs::limits(value, clock);
         }
         // With a label, `5:user:name` can be a key.
         if states.is_empty() && self.label.is_empty() {
-            states = categories::limits(value);
+            states = categories::limits(value).into_iter().map(without_text).collect();
         }
         if !states.is_empty() {
             self.states.extend(states);
@@ -232,22 +239,33 @@ impl Group {
         }
     }
 
-    fn limits(mut self, policies: &[NumberedPolicy], clock: Clock) -> Vec<ServerLimit> {
-        let states = std::mem::take(&mut self.states);
+    /// Converts the headers of the group into limits. `window_of` returns the window of the policy
+    /// with a number, which may be in a header of another group.
+    fn limits(
+        mut self,
+        window_of: &dyn Fn(Option<f64>) -> Option<Duration>,
+        clock: Clock,
+    ) -> Vec<ServerLimit> {
+        let read_again = |(mut limit, text): (ServerLimit, Option<String>)| {
+            let window = limit.window.or_else(|| window_of(limit.limit));
+            limit.reset = text.and_then(|text| clock.reset(&text, window)).or(limit.reset);
+            limit
+        };
+        let states = std::mem::take(&mut self.states).into_iter().map(read_again).collect();
         let mut limits = draft::join(states, std::mem::take(&mut self.policies));
-        let counted = self.by_windows(policies, clock);
-        limits.extend(if counted.is_empty() { self.counted(clock) } else { counted });
+        let counted = self.by_windows(clock);
+        limits.extend(if counted.is_empty() { self.counted(window_of, clock) } else { counted });
         limits
     }
 
     /// Joins the members of lists with equal windows: `20, 20;w=1, 300;w=60` of the limit and
     /// `19, 19;w=1, 299;w=60` of the remaining permits. A member without a window repeats one of
     /// the others. Returns nothing if the remaining permits are not such a list.
-    fn by_windows(&self, policies: &[NumberedPolicy], clock: Clock) -> Vec<ServerLimit> {
+    fn by_windows(&self, clock: Clock) -> Vec<ServerLimit> {
         if self.remaining.len() < 2 {
             return Vec::new();
         }
-        let limits = || self.limits.iter().cloned().map(draft::numbered).chain(policies.iter().copied());
+        let limits = || self.limits.iter().cloned().map(draft::numbered).chain(self.numbered.iter().copied());
         let listed = self.resets.iter().any(|reset| reset.window.is_some());
         let members = self.remaining.iter().filter(|left| left.is_policy && left.window.is_some());
         let member = |(i, left): (usize, &Count)| {
@@ -270,7 +288,7 @@ impl Group {
     }
 
     /// Converts counts into limits: one limit, or one for each member of lists of equal length.
-    fn counted(&self, clock: Clock) -> Vec<ServerLimit> {
+    fn counted(&self, window_of: &dyn Fn(Option<f64>) -> Option<Duration>, clock: Clock) -> Vec<ServerLimit> {
         let lists = [&self.limits, &self.remaining, &self.used];
         let longest = lists.iter().map(|l| l.len()).max().unwrap_or(0);
         let parallel = lists.iter().all(|l| l.is_empty() || l.len() == longest);
@@ -293,7 +311,7 @@ impl Group {
                 unit: self.unit(),
                 limit: most,
                 remaining: if banned.is_some() { Some(0.0) } else { left },
-                reset: self.reset(i, clock, window).or(banned.map(When::In)),
+                reset: self.reset(i, clock, window.or_else(|| window_of(most))).or(banned.map(When::In)),
                 window,
                 ..ServerLimit::default()
             }

@@ -25,8 +25,11 @@ const MAX_PAIRS: usize = 64;
 /// - Huawei: `remain:9,limit:10,time:10 second`.
 ///
 /// Pingdom writes a sentence, which is read too.
-pub(super) fn limits(text: &str, clock: Clock) -> Vec<ServerLimit> {
+///
+/// Returns each limit with the text of its reset, because the window may be in another header.
+pub(super) fn limits(text: &str, clock: Clock) -> Vec<(ServerLimit, Option<String>)> {
     let mut limits = Vec::new();
+    let mut reset = None;
     let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
     let is_short = |name: &&str| name.len() <= 128;
     for (key, value) in pairs(text).into_iter().take(MAX_PAIRS) {
@@ -43,13 +46,17 @@ pub(super) fn limits(text: &str, clock: Clock) -> Vec<ServerLimit> {
         };
         if is_next || (name.is_some() && limit.name.is_some() && name != limit.name.as_deref()) {
             let unit = limit.unit;
-            limits.push(std::mem::replace(&mut limit, ServerLimit { unit, ..ServerLimit::default() }));
+            let next = ServerLimit { unit, ..ServerLimit::default() };
+            limits.push((std::mem::replace(&mut limit, next), reset.take()));
         }
         limit.name = limit.name.or_else(|| name.map(str::to_owned));
         match field {
             Field::Limit => limit.limit = number::count(&value),
             Field::Remaining => limit.remaining = number::count(&value),
-            Field::Reset => limit.reset = clock.reset(value.trim(), None),
+            Field::Reset => {
+                limit.reset = clock.reset(value.trim(), None);
+                reset = Some(value.trim().to_owned());
+            }
             Field::Window => limit.window = time::window(&value),
             _ => limit.name = Some(value.trim()).filter(is_short).map(str::to_owned),
         }
@@ -57,10 +64,10 @@ pub(super) fn limits(text: &str, clock: Clock) -> Vec<ServerLimit> {
             limit.window = Some(SECOND);
         }
     }
-    limits.push(limit);
-    limits.extend(sentence(text));
-    limits.retain(ServerLimit::has_values);
-    for limit in &mut limits {
+    limits.push((limit, reset));
+    limits.extend(sentence(text).map(|limit| (limit, None)));
+    limits.retain(|(limit, _)| limit.has_values());
+    for (limit, _) in &mut limits {
         let by_name = || label_window(&limit.name.as_ref()?.to_ascii_lowercase().replace('_', "-"));
         limit.window = limit.window.or_else(by_name);
     }

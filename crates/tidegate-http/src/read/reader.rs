@@ -213,7 +213,7 @@ impl Signs {
             Field::Retry => {
                 self.other_retry |= name.unit.is_some() || !value.trim().bytes().all(|b| b.is_ascii_digit());
                 for when in retries(clock, value, unit) {
-                    self.retry_after = Some(self.retry_after.map_or(when, |before| longer(before, when)));
+                    self.retry_after = Some(self.retry_after.map_or(when, |before| later(before, when)));
                 }
             }
             Field::Wait => {
@@ -268,16 +268,6 @@ fn by_the_resets(retry_after: When, limits: &[ServerLimit]) -> When {
 /// Returns whether a wait of thousands of seconds cannot belong to a limit with this reset.
 fn is_far_beyond(wait: Duration, reset: Duration) -> bool {
     !reset.is_zero() && wait.as_secs().is_multiple_of(1000) && wait > reset.saturating_mul(100)
-}
-
-/// Returns the longer of two waits. An absolute timestamp without a `Date` cannot be compared with
-/// a wait from now: it is kept, because it is the more deliberate one.
-fn longer(a: When, b: When) -> When {
-    match (a, b) {
-        (When::In(_), When::At(_)) => b,
-        (When::At(_), When::In(_)) => a,
-        _ => later(a, b),
-    }
 }
 
 /// Returns whether a header outside the grammar of names says that a limit refused the request.

@@ -31,8 +31,9 @@ pub struct ResponseLimits {
     /// The limits, in the order of the headers.
     pub limits: Vec<ServerLimit>,
     /// When the client may retry: `Retry-After`, or a vendor's header with this meaning. Of several
-    /// headers, the longest time. In a refusal without such a header, it is the reset of a group of
-    /// limits, if the response reports one and no limit that is used up has a reset.
+    /// headers, the longest time. In a response without a `Date`, an absolute timestamp counts only
+    /// if no header has a time from now. In a refusal without such a header, it is the reset of a
+    /// group of limits, if the response reports one and no limit that is used up has a reset.
     pub retry_after: Option<When>,
     /// Whether a limit refused the request. Status 429 and 420 are always refusals. Status 400,
     /// 403, 503 and 529, and the gRPC statuses `RESOURCE_EXHAUSTED` and `UNAVAILABLE`, are refusals
