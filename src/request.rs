@@ -303,6 +303,11 @@ impl QueueBounds {
         QueueBounds { when_full, ..self }
     }
 
+    /// Returns whether a request for these permits may take the room of waiters.
+    pub(crate) fn may_displace(&self, permits: u64) -> bool {
+        self.when_full != WhenFull::RefuseNewcomer && self.fit(0, 0, permits)
+    }
+
     /// Returns whether the queue has room for one more request, for `more` permits.
     pub(crate) fn fit(&self, waiting: usize, permits: u128, more: u64) -> bool {
         waiting < self.waiters && permits.saturating_add(more.into()) <= self.permits.into()

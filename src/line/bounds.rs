@@ -81,12 +81,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// waiters makes no room.
     fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {
         let bounds = self.settings.bounds;
-        let oldest = match bounds.when_full {
-            _ if !bounds.fit(0, 0, n) => return None,
-            WhenFull::RefuseNewcomer => return None,
-            WhenFull::DropOldest => true,
-            WhenFull::DropLeastImportant => false,
-        };
+        if !bounds.may_displace(n) {
+            return None;
+        }
+        let oldest = bounds.when_full == WhenFull::DropOldest;
         let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
         // This many waiters are visited at most, so that a newcomer costs no more behind a million
         // waiters that cannot be dropped.
@@ -134,6 +132,33 @@ impl<R: Rule, C: Timer> Line<R, C> {
             let waiting = self.len().saturating_sub(usize::try_from(requests).unwrap_or(usize::MAX));
             bounds.fit(waiting, self.permits.saturating_sub(permits.into()), n)
         };
-        self.served_when(visit, fits).map_or(own, |room| room.min(own))
+        let room = self.room_beside_victims(visit, demand).or_else(|| self.served_when(visit, fits));
+        room.map_or(own, |room| room.min(own))
+    }
+
+    /// Returns when so many of the waiters that cannot be dropped for a newcomer are served that
+    /// dropping the others makes room. Returns `None` if no waiter can be dropped, or if so many
+    /// wait that visiting all of them would take long.
+    fn room_beside_victims(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Option<Nanos> {
+        let (bounds, n) = (self.settings.bounds, visit.rule.permits(demand.ask));
+        if !bounds.may_displace(n) || self.len() > MAX_FORECAST {
+            return None;
+        }
+        let oldest = bounds.when_full == WhenFull::DropOldest;
+        let stays = |key: &u32| {
+            let entry = &self.entries[*key as usize];
+            let is_less = entry.priority < demand.priority || oldest && entry.priority == demand.priority;
+            !(entry.droppable && is_less)
+        };
+        let next = |key: &u32| Some(self.entries[*key as usize].next);
+        let is_entry = |key: &u32| self.entries.contains(*key as usize);
+        let all = std::iter::successors(Some(self.head).filter(is_entry), |key| next(key).filter(is_entry));
+        let staying: Vec<u32> = all.filter(stays).collect();
+        let permits_of = |key: &u32| u128::from(visit.rule.permits(&self.entries[*key as usize].ask));
+        let (mut waiting, mut permits) = (staying.len(), staying.iter().map(permits_of).sum::<u128>());
+        staying.iter().find_map(|key| {
+            (waiting, permits) = (waiting - 1, permits - permits_of(key));
+            bounds.fit(waiting, permits, n).then(|| self.due_of(visit, *key))
+        })
     }
 }

@@ -224,6 +224,24 @@ fn a_reservation_keeps_its_position_in_a_full_queue() {
     assert!(reservation.claim());
 }
 
+/// Regression: the refusal told when the waiter behind the reservation is served, although it is
+/// dropped for the newcomer.
+#[test]
+fn a_full_queue_has_room_when_only_waiters_that_can_be_dropped_are_left() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(10).when_full(WhenFull::DropOldest));
+    let reservation = limiter.reserve(6).expect("a reservation");
+    let mut four = asking(&limiter, Request::permits(4));
+    let due = reservation.due_in();
+    let seven = || limiter.acquire_many(7);
+    assert_eq!(assert_ready!(spawn(seven()).poll()).expect_err("full"), full(due));
+    clock.advance(due - NANO);
+    assert_eq!(assert_ready!(spawn(seven()).poll()).expect_err("full"), full(NANO));
+    clock.advance(NANO);
+    let _seven = spawn_pending(seven());
+    assert_eq!(refusal_of(&mut four), Refusal::Displaced);
+}
+
 #[test]
 fn waiters_behind_a_dropped_one_move_up() {
     let (limiter, clock) = one_per_second();

@@ -204,9 +204,10 @@ impl Model {
         line.len() < self.bounds.waiters && permits + u64::from(n) <= self.bounds.permits
     }
 
-    /// Returns which waiters stay, and which are dropped, to make room for another request.
-    fn room(&self, n: u32, priority: i8) -> Option<(Vec<Waiter>, Vec<usize>)> {
-        let (mut line, mut gone) = (self.line.clone(), Vec::new());
+    /// Returns which waiters of a queue stay, and which are dropped, to make room for another
+    /// request.
+    fn room(&self, line: &[Waiter], n: u32, priority: i8) -> Option<(Vec<Waiter>, Vec<usize>)> {
+        let (mut line, mut gone) = (line.to_vec(), Vec::new());
         while !self.fits(&line, n) {
             let mut victims = line.iter().enumerate().filter(|(_, waiter)| match self.bounds.when_full {
                 WhenFull::RefuseNewcomer => false,
@@ -244,8 +245,8 @@ impl Model {
             return;
         }
         if !self.fits(&self.line, n) {
-            let Some((line, gone)) = self.room(n, priority) else {
-                self.told.push((name, self.full(n, due)));
+            let Some((line, gone)) = self.room(&self.line, n, priority) else {
+                self.told.push((name, self.full(n, priority, due)));
                 return;
             };
             self.line = line;
@@ -264,7 +265,7 @@ impl Model {
         }
     }
 
-    fn full(&self, n: u32, own: i64) -> Told {
+    fn full(&self, n: u32, priority: i8, own: i64) -> Told {
         let mut at = own;
         for served in 1..=self.line.len() {
             let last = self.line[served - 1];
@@ -272,7 +273,7 @@ impl Model {
             if due >= own {
                 break;
             }
-            if self.fits(&self.line[served..], n) {
+            if self.room(&self.line[served..], n, priority).is_some() {
                 at = due;
                 break;
             }
@@ -284,8 +285,8 @@ impl Model {
     /// the refusal with the later time counts.
     fn late(&self, n: u32, priority: i8, due: i64, deadline: i64) -> Told {
         let limited = Self::span(due, deadline);
-        match self.full(n, due) {
-            Told::QueueFull(full) if full > limited && self.room(n, priority).is_none() => {
+        match self.full(n, priority, due) {
+            Told::QueueFull(full) if full > limited && self.room(&self.line, n, priority).is_none() => {
                 Told::QueueFull(full)
             }
             _ => Told::Limited(limited),
