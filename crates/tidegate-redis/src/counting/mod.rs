@@ -302,8 +302,14 @@ impl StoreCountingLimit {
 
     fn status_of(&self, left: Left, paused_for: Duration) -> AllStatus {
         let waiting = self.shared.waiting();
-        // In a pause nothing is available.
-        let left = if paused_for > Duration::ZERO { Left::new(left.limit, 0) } else { left };
+        // In a pause nothing is available. The permits that are free now are available at its end.
+        let left = match paused_for {
+            Duration::ZERO => left,
+            rest => {
+                let full_in = left.full_in.max(rest);
+                Left::new(left.limit, 0).next_in(left.next_in.max(rest)).full_in(full_in)
+            }
+        };
         let status = Status::from(left).waiting(waiting).paused_for(paused_for);
         AllStatus::new([(NAME, status)]).waiting(waiting).paused_for(paused_for)
     }
@@ -368,12 +374,13 @@ impl StoreCountingLimit {
     fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
         match (request.wants_left, refusal.refusal()) {
             (true, Some(Refusal::InUse { limit })) => {
-                let nothing = Left::new(limit.into(), 0);
-                refusal.with_left(self.status_of(nothing, Duration::ZERO))
+                // The report may be newer than the refusal.
+                let free = self.shared.free().min(u64::from(request.permits).saturating_sub(1));
+                refusal.with_left(self.status_of(Left::new(limit.into(), free), Duration::ZERO))
             }
-            (true, Some(Refusal::Paused { retry_after })) => {
-                let nothing = Left::new(self.limit().into(), 0);
-                refusal.with_left(self.status_of(nothing, retry_after.as_duration()))
+            (true, Some(Refusal::Paused { .. })) => {
+                let left = Left::new(self.limit().into(), self.shared.free());
+                refusal.with_left(self.status_of(left, self.shared.known_pause.rest()))
             }
             _ => refusal,
         }

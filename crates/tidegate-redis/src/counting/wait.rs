@@ -8,6 +8,7 @@ use std::time::Duration;
 use tidegate::clock::Sleep as _;
 use tidegate::{Clock, DefaultClock, Nanos, Refusal, Request, Timer};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::counting::line::{Answer, Position, Shared};
 use crate::store::Away;
@@ -20,6 +21,7 @@ pub(super) struct Wait {
     answer: oneshot::Receiver<Answer>,
     clock: DefaultClock,
     began: Nanos,
+    waits_for_permits: bool,
     /// Set once the request is decided.
     pub(super) waited: Nanos,
     longest: Option<Longest>,
@@ -43,15 +45,18 @@ impl Wait {
         let shared = shared.clone();
         shared.check(request.permits)?;
         let waits_for_permits = waits_for_permits && request.within != Some(Duration::ZERO);
-        let (position, answer) = shared.join(request.permits, waits_for_permits, request.priority)?;
+        let longest = request.within.filter(|_| waits_for_permits);
+        let ends = longest.and_then(|longest| Instant::now().checked_add(longest));
+        let (position, answer) = shared.join(request.permits, waits_for_permits, ends, request.priority)?;
         let clock = DefaultClock::new();
         let began = clock.now();
-        let longest = request.within.filter(|_| waits_for_permits).map(|within| {
+        let longest = longest.map(|within| {
             let end = |span| began.saturating_add(Nanos::from_duration(span));
             let (ends, last) = (end(within), end(within.max(shared.store.timeout())));
             Longest { ends, last, sleep: Box::pin(clock.sleep_until(ends)) }
         });
-        Ok(Wait { shared, position: Some(position), answer, clock, began, waited: Nanos::ZERO, longest })
+        let position = Some(position);
+        Ok(Wait { shared, position, answer, clock, began, waits_for_permits, waited: Nanos::ZERO, longest })
     }
 
     /// Waits for the end of the maximum wait. Then the request waits only for the decision, or it
@@ -64,7 +69,7 @@ impl Wait {
         }
         ready!(sleep.as_mut().poll(context));
         let Some(position) = self.position.filter(|position| self.shared.stop_waiting(*position)) else {
-            return Poll::Ready(Err(Refusal::InUse { limit: self.shared.limit() }));
+            return Poll::Ready(Err(self.shared.not_free()));
         };
         if ends == last {
             self.longest = None;
@@ -102,7 +107,9 @@ impl Future for Wait {
                 break this.answer.try_recv().unwrap_or(Err(refusal.into()));
             }
         };
-        this.waited = this.clock.now().saturating_since(this.began);
+        if this.waits_for_permits {
+            this.waited = this.clock.now().saturating_since(this.began);
+        }
         Poll::Ready(answer)
     }
 }

@@ -855,3 +855,66 @@ fn a_request_that_waits_for_the_end_of_a_pause_is_refused_at_once_or_granted() {
         }
     }
 }
+
+/// Regression: such a request was refused at the end of its maximum wait, as if all permits were in
+/// use, and the limit reported that no permit would ever be free.
+#[test]
+fn a_counting_limit_refuses_at_once_what_cannot_wait_for_the_end_of_its_pause() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS / 2));
+        let open = || {
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            store.counting("jobs", 3).build().unwrap()
+        };
+        let (ours, theirs) = (open(), open());
+        // The connections are open.
+        (ours.status().await.unwrap(), theirs.status().await.unwrap());
+        ours.pause_for(500 * MS).await.unwrap();
+        let ends = Instant::now() + 499 * MS;
+        for jobs in [&ours, &theirs] {
+            let request = AllRequest::new().within(100 * MS).with_left();
+            let came = Instant::now();
+            let refusal = AnyLimiter::from(jobs.clone()).acquire_many(request).await.unwrap_err();
+            assert!(came.elapsed() <= 2 * MS);
+            let Some(Refusal::Paused { retry_after }) = refusal.refusal() else { panic!("{refusal:?}") };
+            let expected = (ends - came) - 100 * MS;
+            assert!(retry_after.as_duration().abs_diff(expected) <= MS, "{retry_after:?} for {expected:?}");
+            let of_refusal = (refusal.left().unwrap().members[0].1, ends - Instant::now());
+            // The next call withdraws the request at the store.
+            sleep(2 * MS).await;
+            let of_store = (jobs.status().await.unwrap().members[0].1, ends - Instant::now());
+            for (status, rest) in [of_refusal, of_store] {
+                assert_eq!((status.limit, status.available), (3, 0));
+                for told in [status.next_in, status.full_in, status.paused_for] {
+                    assert!(told.abs_diff(rest) <= MS, "{told:?} for {rest:?}");
+                }
+            }
+            // The pause ends before the maximum wait.
+            let late = AllRequest::new().within(ends - Instant::now() + 2 * MS);
+            let waits = AnyLimiter::from(jobs.clone()).acquire_many(late);
+            assert!(timeout(50 * MS, waits).await.is_err(), "it waits");
+            sleep(2 * MS).await;
+        }
+    });
+}
+
+/// Regression: a refused request was told that no permit is free.
+#[test]
+fn a_refused_request_for_permits_in_use_is_told_how_many_are_free() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS / 2));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let jobs = AnyLimiter::from(store.counting("jobs", 3).build().unwrap());
+        let held = jobs.acquire().await.unwrap();
+        let three = || AllRequest::from(3).with_left();
+        for refused in [jobs.acquire_now(three()), jobs.acquire_many(three().within(50 * MS))] {
+            let refusal = refused.await.unwrap_err();
+            assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 3 }));
+            let status = refusal.left().unwrap().members[0].1;
+            assert_eq!((status.available, status.next_in), (2, Duration::ZERO));
+        }
+        let two = jobs.acquire_now(2).await.unwrap();
+        assert_eq!(two.waited(), Duration::ZERO);
+        drop(held);
+    });
+}

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::Value;
-use tidegate::{AllRefusal, DefaultClock, Left, Refusal};
+use tidegate::{AllRefusal, DefaultClock, Left, Nanos, Refusal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -63,6 +63,8 @@ pub(super) struct Line {
     /// Requests that arrived before this number have waited for permits in use: the store has
     /// reported that their permits, or those of a request before them, are not free.
     reported_before: u64,
+    /// How many permits the store last reported to be free: none while other processes waited.
+    free: u64,
     /// The number of requests that wait in the store's queue. The requests behind them are asked
     /// for when these are served, so that processes take turns.
     announced: usize,
@@ -84,6 +86,8 @@ struct Waiter {
     permits: u32,
     /// Whether the request waits for permits, or only for the decision.
     waits_for_permits: bool,
+    /// The end of its maximum wait.
+    ends: Option<Instant>,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -136,6 +140,7 @@ impl Shared {
         self: &Arc<Shared>,
         permits: u32,
         waits_for_permits: bool,
+        ends: Option<Instant>,
         priority: i8,
     ) -> Result<(Position, oneshot::Receiver<Answer>), Refusal> {
         let mut line = self.line();
@@ -144,12 +149,12 @@ impl Shared {
         }
         // Other requests already wait for permits in use.
         if line.announced > 0 && !waits_for_permits {
-            return Err(Refusal::InUse { limit: self.limit() });
+            return Err(self.not_free());
         }
         let position = (Reverse(priority), line.arrivals);
         line.arrivals += 1;
         let (answer, receiver) = oneshot::channel();
-        line.waiters.insert(position, Waiter { permits, waits_for_permits, answer });
+        line.waiters.insert(position, Waiter { permits, waits_for_permits, ends, answer });
         if line.announced > 0 {
             line.reported_before = line.arrivals;
         }
@@ -165,6 +170,18 @@ impl Shared {
             self.changed.notify_one();
         }
         Ok((position, receiver))
+    }
+
+    /// Returns the refusal of a request whose permits are not free. In a pause, the pause is the
+    /// reason.
+    pub(super) fn not_free(&self) -> Refusal {
+        not_free(self.limit(), self.known_pause.rest())
+    }
+
+    /// Returns how many permits were free at the last report; none while requests wait.
+    pub(super) fn free(&self) -> u64 {
+        let line = self.line();
+        if line.announced > 0 { 0 } else { line.free }
     }
 
     /// Lets a request wait only for the decision. Returns whether the decision is still to come: it
@@ -317,6 +334,14 @@ impl Drop for Held {
         }
         drop(line);
         self.shared.changed.notify_one();
+    }
+}
+
+/// Returns the refusal of a request whose permits are not free, in a pause that lasts for `paused`.
+fn not_free(limit: u32, paused: Duration) -> Refusal {
+    match paused {
+        Duration::ZERO => Refusal::InUse { limit },
+        rest => Refusal::Paused { retry_after: Nanos::from_duration(rest) },
     }
 }
 

@@ -15,7 +15,7 @@ use tidegate::{AllRefusal, Left, Nanos, Refusal};
 use tokio::time::Instant;
 
 use crate::counting::call::{CallReport, Operation};
-use crate::counting::line::{Answers, Held, Line, Position, Shared, Waiter, left, send};
+use crate::counting::line::{Answers, Held, Line, Position, Shared, Waiter, left, not_free, send};
 use crate::jitter::jittered;
 use crate::pending::PendingMessage;
 use crate::store::{Away, Deadline, WhileAway};
@@ -114,7 +114,10 @@ impl Shared {
         self.known_pause.reported(asked.pauses, report.paused_for);
         let limit = self.limit();
         let left = left(limit, report.in_use);
+        let refusal = not_free(limit, report.paused_for);
+        line.free = if report.before > 0 { 0 } else { left.available };
         line.announced = 0;
+        let pause_ends = Instant::now() + report.paused_for;
         // Permits of requests that left meanwhile are spare.
         let mut spare = 0;
         // The store knows that this process holds `known` permits, and that `wants` requests wait.
@@ -127,14 +130,12 @@ impl Shared {
             }
             match line.waiters.get_mut(position) {
                 Some(_) if granted => self.grant(line, *position, left, false, answers),
-                Some(waiter) if waiter.waits_for_permits => line.announced += 1,
-                Some(_) => {
-                    let refusal = match report.paused_for {
-                        Duration::ZERO => Refusal::InUse { limit },
-                        rest => Refusal::Paused { retry_after: Nanos::from_duration(rest) },
-                    };
-                    line.refuse(*position, refusal, answers);
+                Some(Waiter { waits_for_permits: true, ends: Some(ends), .. }) if *ends < pause_ends => {
+                    let retry_after = Nanos::from_duration(pause_ends.duration_since(*ends));
+                    line.refuse(*position, Refusal::Paused { retry_after }, answers);
                 }
+                Some(waiter) if waiter.waits_for_permits => line.announced += 1,
+                Some(_) => line.refuse(*position, refusal, answers),
                 None if granted => spare += size.unsigned_abs(),
                 None => {}
             }
@@ -152,7 +153,7 @@ impl Shared {
             line.reported_before = line.arrivals;
             // Requests that do not wait came during the call, and do not overtake.
             for position in line.take_not_waiting() {
-                line.refuse(position, Refusal::InUse { limit }, answers);
+                line.refuse(position, refusal, answers);
             }
         }
         if line.announced == 0 {
