@@ -162,19 +162,16 @@ impl Account {
     }
 
     /// Returns whether leases of this limit are booked too slowly. A lease must last for two round
-    /// trips. The leases of a fixed window end with it, and each takes half of its remaining
-    /// permits. A lease of a sliding window has a sixteenth of the permits, and is booked when the
-    /// last one is half used.
+    /// trips. A lease of a sliding window has a sixteenth of the permits, and is booked when the
+    /// last one is half used. The leases of a fixed window end with it: in a window of ten round
+    /// trips, queued requests waited for leases of later windows, while the store served others.
     pub(super) fn is_too_slow(&self, round_trip: Duration) -> bool {
-        let is_short = |length, trips| length < round_trip.saturating_mul(trips);
-        let is_short = match self.terms.numbers {
-            Numbers::Bucket(_) | Numbers::Fixed { .. } => {
-                self.terms.numbers.window().is_some_and(|length| is_short(length, 4))
-            }
-            Numbers::Cells { length, cells, .. } => is_short(duration(length.saturating_mul(cells)), 16),
-            Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => is_short(duration(length), 16),
+        let length = match self.terms.numbers {
+            Numbers::Bucket(_) | Numbers::Fixed { .. } => self.terms.numbers.window(),
+            Numbers::Cells { length, cells, .. } => Some(duration(length.saturating_mul(cells))),
+            Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => Some(duration(length)),
         };
-        is_short || self.life() < 2 * round_trip
+        length.is_some_and(|length| length < 16 * round_trip) || self.life() < 2 * round_trip
     }
 
     pub(super) fn life(&self) -> Duration {

@@ -117,7 +117,12 @@ impl Shared {
         let refusal = not_free(limit, report.paused_for);
         line.free = if report.before > 0 { 0 } else { left.available };
         line.announced = 0;
-        let pause_ends = Instant::now() + report.paused_for;
+        let pause_ends = (!report.paused_for.is_zero()).then(|| Instant::now() + report.paused_for);
+        // How much longer the pause lasts than a maximum wait.
+        let outlasts = |ends: Option<Instant>| {
+            let rest = pause_ends?.saturating_duration_since(ends?);
+            (!rest.is_zero()).then(|| Nanos::from_duration(rest))
+        };
         // Permits of requests that left meanwhile are spare.
         let mut spare = 0;
         // The store knows that this process holds `known` permits, and that `wants` requests wait.
@@ -130,11 +135,10 @@ impl Shared {
             }
             match line.waiters.get_mut(position) {
                 Some(_) if granted => self.grant(line, *position, left, false, answers),
-                Some(Waiter { waits_for_permits: true, ends: Some(ends), .. }) if *ends < pause_ends => {
-                    let retry_after = Nanos::from_duration(pause_ends.duration_since(*ends));
-                    line.refuse(*position, Refusal::Paused { retry_after }, answers);
-                }
-                Some(waiter) if waiter.waits_for_permits => line.announced += 1,
+                Some(waiter) if waiter.waits_for_permits => match outlasts(waiter.ends) {
+                    Some(retry_after) => line.refuse(*position, Refusal::Paused { retry_after }, answers),
+                    None => line.announced += 1,
+                },
                 Some(_) => line.refuse(*position, refusal, answers),
                 None if granted => spare += size.unsigned_abs(),
                 None => {}
