@@ -52,7 +52,8 @@ use crate::time::Nanos;
 /// are known.
 ///
 /// A key is known from its first request on, and starts as a new limiter does. A key is *idle* when
-/// it has all its permits, has no negative balance, and no permit counts in its window. An idle key
+/// it has all its permits, has no negative balance, and no permit counts in its window. A key of
+/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) is idle when it is cold, too. An idle key
 /// may be forgotten: when a new key needs its slot, or when the key has been idle for a minute and
 /// new keys arrive. A limited key is never forgotten, unless you
 /// [ask for it](WhenKeysFull::EvictLeastUsed). The calls themselves forget keys: each new key

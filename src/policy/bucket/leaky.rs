@@ -32,8 +32,8 @@ use crate::time::Nanos;
 ///
 /// Single permits are evenly spaced, however long the limiter was idle. A request pays before it
 /// passes: a request for `n` permits leaves `n` intervals after the request before it, and
-/// therefore at once if the limiter was idle for that long. Its size is not limited, so check sizes
-/// that come from outside.
+/// therefore at once if the limiter was idle for that long. A new limiter is like one that was idle
+/// for one interval. The size of a request is not limited, so check sizes that come from outside.
 ///
 /// Requests wait in the limiter's queue, with the limit that the bucket sets: a request that would
 /// wait longer than the bucket is high is refused at once, with the time after which there is room.
@@ -47,6 +47,10 @@ use crate::time::Nanos;
 /// | `burst=5 delay=3` | `.capacity(5).nodelay(3)` |
 /// | `burst=5 nodelay` | `.capacity(5).nodelay(5)`: this is [`TokenBucket`](crate::policy::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
+///
+/// NGINX charges two zones when a request arrives. An [`AllOf`](crate::AllOf) of two leaky buckets,
+/// and [`Both`](crate::policy::Both), charge both when the request leaves: a request that waits for
+/// the slower bucket is water in the faster one as well, which therefore refuses earlier.
 ///
 /// When the rate changes, the waiting requests get new times, and the water in the bucket keeps its
 /// number of permits. The height can [change](crate::policy::Change::capacity), too; requests that

@@ -26,7 +26,9 @@ use crate::store::Store;
 /// # Keys
 ///
 /// A key is any text. A key that cannot be a tag, because it is empty, longer than 500 bytes, or
-/// has a brace or a control character, has its SHA-1 as tag.
+/// has a brace or a control character, has its SHA-1 as tag. A key follows the tag of the limiter
+/// and a colon. So the key `b:c` of a keyed limiter `a` is the key `c` of a keyed limiter `a:b`: if
+/// users choose their keys, no tag may be the beginning of another one up to a colon.
 ///
 /// # Memory
 ///

@@ -75,10 +75,11 @@ use reserved::StoreReservation;
 /// # While the store is away
 ///
 /// [`WhileAway`](crate::WhileAway) decides a request that the store did not decide, and the result
-/// [is degraded](tidegate::AllRefusal::is_degraded). The `retry_after` of [`Refusal::Unavailable`]
-/// says when the store is asked again. It is absent if the store cannot be used as it is;
-/// [`Store::trouble`](crate::Store::trouble) then returns the reason. A request that is larger than
-/// the share of its process is refused as unavailable until the store is back.
+/// [is degraded](tidegate::AllRefusal::is_degraded). The `retry_after` of
+/// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) says when the store is asked again. It
+/// is absent if the store cannot be used as it is; [`Store::trouble`](crate::Store::trouble) then
+/// returns the reason. A request that is larger than the share of its process is refused as
+/// unavailable until the store is back.
 ///
 /// # Requests for up to n permits
 ///
@@ -114,8 +115,9 @@ use reserved::StoreReservation;
 /// Observers of a store and wakers run on the store's thread, which cannot wait for itself. Neither
 /// can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that makes the store's
 /// calls. On such a thread, a call that would block sends nothing, and is refused at once with
-/// [`Refusal::Unavailable`]. There, `status` reports that nothing is available, and `resume` does
-/// not wait for its message, and returns `false`. Spawn a task that awaits the permits instead.
+/// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable). There, `status` reports that nothing
+/// is available, and `resume` does not wait for its message, and returns `false`. Spawn a task that
+/// awaits the permits instead.
 #[derive(Clone)]
 pub struct StoreLimiter {
     line: Arc<Line>,
@@ -209,8 +211,8 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have reset
-    /// the limits.
+    /// Returns [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply.
+    /// The store may still have reset the limits.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.line.leases {
             leases.discard(None);
@@ -226,7 +228,7 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Unavailable`] if the store did not reply.
+    /// Returns [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
         let reply = self.ask(Operation::Status, &[]).await?;
         Ok(self.line.status_of(&reply, Duration::ZERO))
@@ -247,8 +249,9 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have paused
-    /// the limits, and this process pauses the requests that it decides while the store is away.
+    /// Returns [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply.
+    /// The store may still have paused the limits, and this process pauses the requests that it
+    /// decides while the store is away.
     ///
     /// # Examples
     ///
@@ -298,8 +301,8 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have ended
-    /// the pause.
+    /// Returns [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply.
+    /// The store may still have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         let reply = self.ask(Operation::Resume, &[]).await?;
         self.line.resumed();
@@ -320,8 +323,9 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AnyLimiter::debit`], and [`Refusal::Unavailable`] if the store did
-    /// not reply. The store may still have taken the permits.
+    /// Returns the errors of [`AnyLimiter::debit`], and
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply. The
+    /// store may still have taken the permits.
     pub async fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         let costs = self.debited(&costs.into())?;
         self.ask(Operation::Debit, &costs).await.map(drop)
@@ -342,8 +346,9 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AnyLimiter::refund`], and [`Refusal::Unavailable`] if the store did
-    /// not reply. The store may still have got the permits.
+    /// Returns the errors of [`AnyLimiter::refund`], and
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply. The
+    /// store may still have got the permits.
     pub async fn refund<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         let costs = self.debited(&costs.into())?;
         self.ask(Operation::Refund { due: NO_GRANT }, &costs).await?;
@@ -360,8 +365,9 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AnyLimiter::keep_at_most`], and [`Refusal::Unavailable`] if the
-    /// store did not reply. The store may still have taken the permits.
+    /// Returns the errors of [`AnyLimiter::keep_at_most`], and
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply. The
+    /// store may still have taken the permits.
     pub async fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let (member, costs) = self.kept(name, permits)?;
         let lost = self.discard_beyond(member, permits);

@@ -868,7 +868,8 @@ fn a_counting_limit_refuses_at_once_what_cannot_wait_for_the_end_of_its_pause() 
         };
         let (ours, theirs) = (open(), open());
         // The connections are open.
-        (ours.status().await.unwrap(), theirs.status().await.unwrap());
+        ours.status().await.unwrap();
+        theirs.status().await.unwrap();
         ours.pause_for(500 * MS).await.unwrap();
         let ends = Instant::now() + 499 * MS;
         for jobs in [&ours, &theirs] {
