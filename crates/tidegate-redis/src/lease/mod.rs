@@ -13,6 +13,7 @@ mod account;
 mod ledger;
 mod patience;
 mod policy;
+mod size;
 mod stock;
 mod sync;
 
@@ -243,7 +244,7 @@ impl Leases {
         if longest == Duration::ZERO && is_behind() {
             // Requests queue for permits that are not booked yet. A granted request does not queue,
             // even if its task did not run, or never runs again.
-            return Some(limited(Nanos::from_duration(account::HORIZON)));
+            return Some(limited(Nanos::from_duration(size::HORIZON)));
         }
         if ledger.is_worthwhile(now, costs) {
             self.drive();

@@ -1,6 +1,6 @@
 //! What a process knows of the leases of all limits of a set. [`plan`] decides what the process
-//! does next. Time is an argument. The letters are those of [`account`](crate::lease::account),
-//! which explains how large a lease is.
+//! does next. Time is an argument. The letters are those of [`size`](crate::lease::size), which
+//! explains how large a lease is.
 //!
 //! # Requests that are left to the store
 //!
@@ -30,10 +30,11 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
-use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Usage};
+use crate::lease::account::{Account, TRUST, Usage};
 pub(crate) use crate::lease::ledger::plan::{Order, Outcome, Plan, Return};
 use crate::lease::ledger::queued::Queued;
 use crate::lease::patience::{Patience, Usual};
+use crate::lease::size::{FOR_EACH, HORIZON};
 use crate::lease::stock::Piece;
 use crate::lock::lock;
 use crate::script::{Operation, Reply};

@@ -34,8 +34,9 @@ use std::time::Duration;
 use tidegate::Nanos;
 
 use crate::jitter::jittered;
-use crate::lease::account::{Account, TRUST, Usage, whole};
+use crate::lease::account::{Account, TRUST, Usage};
 use crate::lease::ledger::{Ledger, State};
+use crate::lease::size::whole;
 use crate::lock::lock;
 use crate::script::{Answer, Operation, Reply, StateReport};
 use crate::set::{Costs, exactly};
