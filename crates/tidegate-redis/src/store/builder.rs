@@ -8,7 +8,8 @@ use std::time::Duration;
 use tidegate::Events;
 use tokio::runtime::{Handle, Runtime};
 
-use super::calls::{Shared, serve};
+use super::calls::Shared;
+use super::serve::serve;
 use super::{Inner, Store, WhileAway};
 use crate::block_on::this_thread_makes_calls;
 #[cfg(feature = "tls")]

@@ -8,6 +8,7 @@ mod counts;
 mod deadline;
 mod flush;
 mod lease_counts;
+mod serve;
 mod tidy;
 mod while_away;
 
@@ -33,15 +34,16 @@ use crate::pending::PendingMessage;
 use crate::queue::Queue;
 use crate::script::Script;
 use crate::share::{LastBooking, Outage, Shares};
-use calls::{Shared, Work};
+use calls::Shared;
+use serve::Work;
 
 pub(crate) use away::Away;
 pub use builder::StoreBuilder;
-pub(crate) use calls::{Task, Unsent};
 pub use counts::Counts;
 pub(crate) use deadline::Deadline;
 pub(crate) use lease_counts::LeaseCounters;
 pub use lease_counts::LeaseCounts;
+pub(crate) use serve::{Task, Unsent};
 pub use while_away::WhileAway;
 
 /// A connection to Redis or Valkey that limiters share. Clones are handles to one store.
