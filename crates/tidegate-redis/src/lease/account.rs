@@ -39,7 +39,7 @@ pub(crate) struct Account {
     /// The most permits that requests which [stay in the queue](Patience::min_wait) waited for
     /// since the last booking. This is not what they wait for now: while requests are served, only
     /// a part of them is in the queue.
-    pub(super) line: AtomicU64,
+    pub(super) most_waiting: AtomicU64,
     /// The permits of bookings that have no reply yet, except those that would be due sooner than
     /// permits on lease.
     pub(super) coming: AtomicU64,
@@ -57,7 +57,7 @@ impl Account {
             by_store: AtomicU64::default(),
             waiting: AtomicU64::default(),
             largest: AtomicU64::default(),
-            line: AtomicU64::default(),
+            most_waiting: AtomicU64::default(),
             coming: AtomicU64::default(),
             patience,
             kick,

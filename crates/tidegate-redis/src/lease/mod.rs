@@ -34,7 +34,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::guarded::guarded;
 use crate::lease::account::TRUST;
-use crate::lease::ledger::{Ledger, Order, Outcome, Plan, Return};
+use crate::lease::ledger::{Ledger, Order, OrderOutcome, Plan, Return};
 use crate::lease::policy::Lease;
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Set};
@@ -142,7 +142,7 @@ impl Leases {
             Poll::Pending => arrive(),
         }
         let now = self.set.clock.now();
-        self.count_processes();
+        self.note_processes();
         self.ledger.waits(now, costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
@@ -240,7 +240,7 @@ impl Leases {
         if let Some((limit, refusal)) = known {
             return Some(AllRefusal::from_member(self.set.members[limit].name.as_str(), refusal));
         }
-        let is_behind = || ledger.has_waiting() && self.in_line() > 0 && !ledger.has_plenty(now, costs);
+        let is_behind = || ledger.has_waiting() && self.in_queue() > 0 && !ledger.has_plenty(now, costs);
         if longest == Duration::ZERO && is_behind() {
             // Requests queue for permits that are not booked yet. A granted request does not queue,
             // even if its task did not run, or never runs again.
@@ -347,7 +347,7 @@ impl Leases {
     }
 
     /// Returns how many requests wait in the queue of this process.
-    pub(crate) fn in_line(&self) -> usize {
+    pub(crate) fn in_queue(&self) -> usize {
         match &self.all {
             Some(all) => all.status().waiting,
             None => self.limiters[0].status().waiting,
@@ -403,7 +403,7 @@ impl Leases {
 
     /// Reports the number of processes to the ledger. A process that books nothing needs the number
     /// as well: some processes lease only because there are others.
-    fn count_processes(&self) {
+    fn note_processes(&self) {
         let store = &self.set.store;
         if let Some(processes) = store.processes().or_else(|| store.clients()) {
             self.ledger.set_processes(processes.get().into());
@@ -439,7 +439,7 @@ impl Leases {
 
     /// Notifies the queued requests that leases do not serve those for which none is booked.
     fn notify_failed(&self) {
-        self.ledger.note_failure(self.set.clock.now(), self.in_line());
+        self.ledger.note_failure(self.set.clock.now(), self.in_queue());
         self.failed.notify_waiters();
     }
 
@@ -465,7 +465,7 @@ impl Leases {
         match outcome {
             // A debit of no permits makes the limiter serve its queue, and refuse the queued
             // requests that no booking serves in time.
-            Outcome::Booked(limits, returns) => {
+            OrderOutcome::Booked(limits, returns) => {
                 if !returns.is_empty() {
                     self.give_back(&returns);
                 }
@@ -475,9 +475,9 @@ impl Leases {
                     self.handle_failure();
                 }
             }
-            Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
-            Outcome::NoneSooner => {}
-            Outcome::Failed => self.handle_failure(),
+            OrderOutcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
+            OrderOutcome::NoneSooner => {}
+            OrderOutcome::Failed => self.handle_failure(),
         }
         // Last, because the next booking is made right after this: it serves queued requests that
         // would be refused now, and would come to the store behind it.
@@ -486,9 +486,9 @@ impl Leases {
 
     /// Makes one step of the task that books permits.
     async fn step(&self) -> Next {
-        self.count_processes();
-        let are_left = self.books.upgrade().is_some_and(|books| books.has_waiting());
-        let plan = self.ledger.plan(self.set.clock.now(), self.in_line(), are_left);
+        self.note_processes();
+        let has_store_queue = self.books.upgrade().is_some_and(|books| books.has_waiting());
+        let plan = self.ledger.plan(self.set.clock.now(), self.in_queue(), has_store_queue);
         self.report_counts();
         match plan {
             Plan::Back(returns) => self.give_back(&returns),

@@ -113,7 +113,7 @@ impl Account {
     /// Returns how many permits a lease has at least for queued requests that wait for `waiting`
     /// permits. A lease of a fixed window has no such minimum except the largest request. The store
     /// books no more than the limit at one time.
-    pub(super) fn for_line(&self, waiting: u64) -> u64 {
+    pub(super) fn for_queue(&self, waiting: u64) -> u64 {
         let part = match self.kind {
             Kind::Fixed => 0,
             _ => whole(self.part(self.part_of_wait(2))),
@@ -172,23 +172,23 @@ impl Account {
         let is_plenty = left >= limit / 10 && !is_overloaded;
         let horizon = if is_plenty { self.horizon() } else { self.part_of_wait(1) };
         let asked = usage.rate * horizon.as_secs_f64();
-        let line = self.line.load(Ordering::Relaxed) as f64;
+        let most_waiting = self.most_waiting.load(Ordering::Relaxed) as f64;
         // Loops use up a window at its beginning, while it has many permits left. A process that
         // would not lease does not lease then, either.
         let is_shared = processes > 1 && (!is_plenty || self.kind != Kind::Bucket && asked >= 2.0);
-        let is_line = is_shared && line > 0.0;
+        let has_queue = is_shared && most_waiting > 0.0;
         let most = match (is_overloaded, is_plenty) {
             (true, _) => self.come_in(horizon),
             (_, true) => self.part_of_window(),
-            _ => self.part(self.part_of_wait(if is_line { 2 } else { 4 })),
+            _ => self.part(self.part_of_wait(if has_queue { 2 } else { 4 })),
         };
-        let wish = if is_line {
+        let wish = if has_queue {
             let time = match self.kind {
                 Kind::Fixed => FOR_EACH * self.horizon(),
                 _ => self.patience.longest().min(FOR_EACH * HORIZON),
             };
             // The size is rounded up; otherwise a small part would not grow.
-            (line * usage.rate * time.as_secs_f64()).sqrt().ceil()
+            (most_waiting * usage.rate * time.as_secs_f64()).sqrt().ceil()
         } else {
             asked
         };

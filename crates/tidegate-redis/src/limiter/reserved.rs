@@ -41,14 +41,14 @@ enum Stage {
     Waits(Ticket),
     /// In the share of this process. Until it is claimed, the limiter may be closed.
     Shared(AnyReservation, Option<Closed>),
-    Decided(Result<(Grant, Option<Used>), AllRefusal>, Option<State>),
+    Decided(Result<(Grant, Option<Used>), AllRefusal>, Option<StateRequest>),
 }
 
 /// Completes when the limiter is closed.
 type Closed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The state of the limits, while the store is asked for it.
-type State = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
+type StateRequest = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
 
 /// How many permits of each member were used, and the time at which the grant was due.
 struct Used(Vec<u64>, i64);
@@ -145,7 +145,7 @@ impl StoreReservation {
         self.is_degraded |= refusal.is_degraded();
         let asks = self.ask.all_else.wants_left && lacks_left(&refusal);
         let of = self.of.clone();
-        let asks = asks.then(|| -> State { Box::pin(async move { of.status().await.ok() }) });
+        let asks = asks.then(|| -> StateRequest { Box::pin(async move { of.status().await.ok() }) });
         self.stage = Stage::Decided(Err(refusal), asks);
     }
 

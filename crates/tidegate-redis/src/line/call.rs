@@ -13,10 +13,10 @@ use crate::set::Costs;
 use crate::store::{Away, Deadline, WhileAway};
 
 /// A call that has left.
-struct InFlight {
+struct CallInFlight {
     numbers: Vec<u64>,
     given_back: Vec<Booking>,
-    left: Nanos,
+    sent_at: Nanos,
     /// How many messages that begin or end a pause had their outcome when the call left.
     pauses: u64,
     /// How many of its requests stand behind others that wait for the end of a pause.
@@ -74,14 +74,14 @@ impl Line {
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
         let pauses = self.set.known_pause.messages();
-        let call = InFlight { numbers, given_back: bookings, left: now, pauses, behind, is_untimed };
+        let call = CallInFlight { numbers, given_back: bookings, sent_at: now, pauses, behind, is_untimed };
         let replied = move |replies| line.replied(call, replies);
         deferred.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
     /// Handles the reply of a call, on the store's thread.
-    fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Away>) {
-        let InFlight { numbers, given_back, left, pauses, behind, is_untimed } = call;
+    fn replied(self: &Arc<Line>, call: CallInFlight, replies: Result<Vec<Reply>, Away>) {
+        let CallInFlight { numbers, given_back, sent_at, pauses, behind, is_untimed } = call;
         // Before the queue is held: it continues with the next recovery.
         let mut back = self.set.store.watch_recovery();
         let is_late = matches!(replies, Err(Away::Late));
@@ -98,7 +98,7 @@ impl Line {
         let timeout = self.set.store.timeout();
         let needs_timer = self.visit(|state, deferred, now| {
             state.calls -= 1;
-            let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
+            let took = replies.as_ref().ok().map(|_| now.saturating_since(sent_at).as_duration());
             state.took(took, timeout);
             state.behind -= behind;
             state.untimed -= usize::from(is_untimed);

@@ -163,7 +163,7 @@ struct State {
     /// How many requests in these calls stand behind others that wait for the end of a pause.
     behind: usize,
     /// The requests that return to the queue when the store is back.
-    away: Gathering,
+    returning: Gathering,
     /// How many requests ask on behalf of waiting requests.
     for_waiting: usize,
     /// The booked requests, by their permits of each member.
@@ -355,7 +355,7 @@ impl Line {
     /// Returns how many requests have a booking that is not due, or wait for this process to
     /// decide.
     pub(crate) fn waiting(self: &Arc<Line>) -> usize {
-        let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_line());
+        let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_queue());
         let here = self.visit(|state, deferred, now| {
             state.serve_due(deferred, now);
             state.load().requests

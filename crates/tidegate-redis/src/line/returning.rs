@@ -45,12 +45,12 @@ pub(crate) struct Returning(Arc<Line>);
 impl Returning {
     /// Counts a request that began to wait when the store had come back `recoveries` times.
     pub(crate) fn new(line: &Arc<Line>, recoveries: u64) -> Returning {
-        let away = &mut lock(&line.state).away;
-        if away.requests == 0 {
-            away.recoveries = recoveries;
+        let returning = &mut lock(&line.state).returning;
+        if returning.requests == 0 {
+            returning.recoveries = recoveries;
         }
-        away.requests += 1;
-        if !std::mem::replace(&mut away.asks, true) {
+        returning.requests += 1;
+        if !std::mem::replace(&mut returning.asks, true) {
             line.set.store.spawn(Box::pin(ask_now_and_then(Arc::downgrade(line))));
         }
         Returning(line.clone())
@@ -63,9 +63,9 @@ async fn ask_now_and_then(of: Weak<Line>) {
         tokio::time::sleep(jittered(ASKS)).await;
         let Some(line) = of.upgrade() else { return };
         {
-            let away = &mut lock(&line.state).away;
-            if away.requests == 0 {
-                away.asks = false;
+            let returning = &mut lock(&line.state).returning;
+            if returning.requests == 0 {
+                returning.asks = false;
                 return;
             }
         }
@@ -77,18 +77,18 @@ async fn ask_now_and_then(of: Weak<Line>) {
 
 impl Drop for Returning {
     fn drop(&mut self) {
-        self.0.visit(|state, _, _| state.away.requests -= 1);
+        self.0.visit(|state, _, _| state.returning.requests -= 1);
     }
 }
 
 impl State {
     /// Returns whether requests return that are not in the queue yet.
     pub(super) fn gathers(&mut self, deferred: &mut Deferred, set: &Set, now: Nanos) -> bool {
-        let Gathering { requests, recoveries: before, gathers_till, .. } = self.away;
+        let Gathering { requests, recoveries: before, gathers_till, .. } = self.returning;
         let recoveries = if requests == 0 { before } else { set.store.recoveries() };
         // The server of another limit may have come back.
         if recoveries == before || set.is_failing() {
-            self.away.gathers_till = None;
+            self.returning.gathers_till = None;
             return false;
         }
         let till = gathers_till.unwrap_or_else(|| {
@@ -98,9 +98,9 @@ impl State {
             till
         });
         let gathers = now < till;
-        self.away.gathers_till = gathers.then_some(till);
+        self.returning.gathers_till = gathers.then_some(till);
         if !gathers {
-            self.away.recoveries = recoveries;
+            self.returning.recoveries = recoveries;
         }
         gathers
     }

@@ -31,7 +31,7 @@ use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
 use crate::lease::account::{Account, TRUST, Usage};
-pub(crate) use crate::lease::ledger::plan::{Order, Outcome, Plan, Return};
+pub(crate) use crate::lease::ledger::plan::{Order, OrderOutcome, Plan, Return};
 use crate::lease::ledger::queued::Queued;
 use crate::lease::patience::{Patience, Usual};
 use crate::lease::size::{FOR_EACH, HORIZON};
@@ -85,7 +85,7 @@ struct State {
     /// When the store is asked next for a lease that is due sooner.
     next_sooner: Nanos,
     /// Whether the last lease that is due in more than a second was booked for queued requests.
-    is_far_for_line: bool,
+    is_far_for_queue: bool,
     /// Whether the store granted a lease sooner than others, and has granted none late since.
     has_sooner: bool,
     /// Whether the last booking for queued requests failed for another reason than an outage.
@@ -148,7 +148,7 @@ impl Ledger {
         if longest.is_none_or(stays) {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 let ahead = account.waiting.load(Ordering::Relaxed);
-                account.line.fetch_max(ahead.saturating_add(*n), Ordering::Relaxed);
+                account.most_waiting.fetch_max(ahead.saturating_add(*n), Ordering::Relaxed);
             }
         }
     }
@@ -240,13 +240,13 @@ impl Ledger {
     /// Returns how many permits the queued requests wait for. A request that is granted, and whose
     /// task did not run yet, has joined and is not queued. If there are such requests, the queued
     /// requests are assumed to be as large as the others, or one of them as the largest.
-    fn waiting(&self, account: &Account, in_line: usize) -> u64 {
-        let (joined, in_line) = (self.queued.len(), in_line as u64);
+    fn waiting(&self, account: &Account, in_queue: usize) -> u64 {
+        let (joined, in_queue) = (self.queued.len(), in_queue as u64);
         let waiting = account.waiting.load(Ordering::Relaxed);
-        if in_line == 0 || in_line >= joined {
-            return if in_line == 0 { 0 } else { waiting };
+        if in_queue == 0 || in_queue >= joined {
+            return if in_queue == 0 { 0 } else { waiting };
         }
-        let share = u128::from(waiting) * u128::from(in_line) / u128::from(joined);
+        let share = u128::from(waiting) * u128::from(in_queue) / u128::from(joined);
         let largest = account.largest.load(Ordering::Relaxed);
         u64::try_from(share).unwrap_or(u64::MAX).max(largest).min(waiting)
     }
@@ -260,11 +260,11 @@ impl Ledger {
         due.max().unwrap_or(at)
     }
 
-    /// Notes which of the `in_line` queued requests get no lease. This call assumes that granted
+    /// Notes which of the `in_queue` queued requests get no lease. This call assumes that granted
     /// requests whose tasks did not run yet are the first that joined.
-    pub(crate) fn note_failure(&self, now: Nanos, in_line: usize) {
+    pub(crate) fn note_failure(&self, now: Nanos, in_queue: usize) {
         let held = self.accounts.iter().map(|account| account.stock.held(now)).collect();
-        self.queued.note_failure(held, in_line);
+        self.queued.note_failure(held, in_queue);
     }
 
     /// Returns whether no lease comes for the request with this [number](Ledger::joins), as of the
@@ -529,7 +529,7 @@ mod tests {
         let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
         end(&ledger);
         let outcome = ledger.handle_reply(at(17), &order, Ok(&booked(MS, vec![5, 7])));
-        let Outcome::Booked(_, returns) = outcome else { panic!("{outcome:?}") };
+        let OrderOutcome::Booked(_, returns) = outcome else { panic!("{outcome:?}") };
         assert_eq!(ledger.end(at(17)), []);
         (returns.iter().map(|back| (back.limit, back.permits)).collect(), ledger.counters.read())
     }
@@ -596,7 +596,7 @@ mod tests {
             ledger.joins(&vec![(5, 5)], true);
             let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
             let outcome = ledger.handle_reply(at(10 + took), &order, Ok(&booked(full_in, vec![5])));
-            assert!(matches!(outcome, Outcome::Booked(..)), "{line}: {outcome:?}");
+            assert!(matches!(outcome, OrderOutcome::Booked(..)), "{line}: {outcome:?}");
             assert_eq!(ledger.is_backing_off(at(10 + took)), is_left, "{line} after {took} ms");
         }
     }
@@ -621,7 +621,7 @@ mod tests {
         ledger.joins(&vec![(5, 5)], true);
         let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
         let ahead = Reply { wait: 60_000 * MS, ..booked(60_000 * MS, vec![5]) };
-        assert!(matches!(ledger.handle_reply(at(17), &order, Ok(&ahead)), Outcome::Booked(..)));
+        assert!(matches!(ledger.handle_reply(at(17), &order, Ok(&ahead)), OrderOutcome::Booked(..)));
         let refused = Reply { answer: Answer::Refused, ..booked(MS, vec![0]) };
         let paused = Reply { answer: Answer::Predicted, ..booked(MS, vec![0]) };
         let replies = [Err(Away::Misconfigured), Ok(&refused), Ok(&paused)];
@@ -630,13 +630,13 @@ mod tests {
             assert_eq!(ledger.plan(at(17 + 1000 * (second - 1)), 1, false), Plan::Rest(now));
             let Plan::Book(order) = ledger.plan(now, 1, false) else { panic!("it asks") };
             assert_eq!(order.longest, Duration::from_secs(60 - second) / 4 * 3);
-            assert_eq!(ledger.handle_reply(now, &order, reply), Outcome::NoneSooner);
+            assert_eq!(ledger.handle_reply(now, &order, reply), OrderOutcome::NoneSooner);
             let stock = &ledger.accounts[0].stock;
             assert_eq!((stock.usable(now), stock.held(now)), (0, 5));
         }
         let Plan::Book(order) = ledger.plan(at(5000), 1, false) else { panic!("it asks") };
         let sooner = Reply { wait: Duration::ZERO, ..booked(MS, vec![5]) };
-        assert!(matches!(ledger.handle_reply(at(5001), &order, Ok(&sooner)), Outcome::Booked(..)));
+        assert!(matches!(ledger.handle_reply(at(5001), &order, Ok(&sooner)), OrderOutcome::Booked(..)));
         let held = || (ledger.accounts[0].stock.usable(at(5001)), ledger.accounts[0].stock.held(at(5001)));
         assert_eq!(held(), (5, 10));
         // The lease far ahead goes back.
@@ -655,7 +655,7 @@ mod tests {
         let mut reply = booked(Duration::ZERO, vec![5]);
         (reply.wait, reply.limits[0].available) = (Duration::ZERO, 90);
         let order = order_after_misses(&ledger, &one, Duration::ZERO);
-        assert!(matches!(ledger.handle_reply(at(110), &order, Ok(&reply)), Outcome::Booked(..)));
+        assert!(matches!(ledger.handle_reply(at(110), &order, Ok(&reply)), OrderOutcome::Booked(..)));
         for now in [105, 110] {
             assert_eq!(ledger.refusal(at(now), &one, Duration::ZERO), None, "{now}");
             assert_eq!(ledger.next_lease_at(at(now), &one, Duration::ZERO), None, "{now}");
@@ -676,9 +676,9 @@ mod tests {
         let one = vec![(1, 1)];
         let order = order_after_misses(&ledger, &one, Duration::ZERO);
         let refused = Reply { answer: Answer::Refused, ..booked(MS, vec![0]) };
-        assert_eq!(ledger.handle_reply(at(101), &order, Ok(&refused)), Outcome::Refused);
+        assert_eq!(ledger.handle_reply(at(101), &order, Ok(&refused)), OrderOutcome::Refused);
         assert!(ledger.next_lease_at(at(101), &one, Duration::ZERO).is_some());
-        assert_eq!(ledger.handle_reply(at(102), &order, Err(Away::Misconfigured)), Outcome::Failed);
+        assert_eq!(ledger.handle_reply(at(102), &order, Err(Away::Misconfigured)), OrderOutcome::Failed);
         assert_eq!(ledger.next_lease_at(at(103), &one, Duration::ZERO), None);
     }
 }

@@ -97,7 +97,7 @@ pub(crate) struct Order {
 
 /// The result of a booking.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum OrderOutcome {
     /// These limits have more permits, now or later. What came after the leases had been ended, or
     /// after the end of its own lease, goes back.
     Booked(Vec<usize>, Vec<Return>),
@@ -114,7 +114,7 @@ struct Needs {
     /// The permits of each limit that the next booking asks for.
     permits: Vec<u64>,
     /// For each limit, how many permits the queued requests wait for, and how many are held.
-    lines: Vec<(u64, u64)>,
+    queues: Vec<(u64, u64)>,
     /// How much later than the first permits of the booking the last ones are due.
     span: Duration,
     /// How soon the next lease is asked for, while there are more requests than permits.
@@ -139,13 +139,13 @@ struct Demand {
 }
 
 impl Ledger {
-    /// Returns what the task that books permits does at this time, with `in_line` queued requests.
-    /// If `are_left` is set, other requests wait at the store. The task must carry out a plan
+    /// Returns what the task that books permits does at this time, with `in_queue` queued requests.
+    /// If `has_store_queue` is set, other requests wait at the store. The task must carry out a plan
     /// before it makes the next one.
-    pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
+    pub(crate) fn plan(&self, now: Nanos, in_queue: usize, has_store_queue: bool) -> Plan {
         let mut state = self.lock();
-        let are_left = are_left && now < state.by_store_till;
-        let (needs, returns) = self.needs(&mut state, now, in_line, are_left);
+        let has_store_queue = has_store_queue && now < state.by_store_till;
+        let (needs, returns) = self.needs(&mut state, now, in_queue, has_store_queue);
         self.count(&mut state);
         if !returns.is_empty() {
             return Plan::Back(returns);
@@ -165,8 +165,8 @@ impl Ledger {
             };
         }
         let mut next_sooner = Nanos::MAX;
-        let may_ask = !are_left && needs.pieces < 2 * MAX_PIECES;
-        if may_ask && let Some((costs, first)) = self.far_ahead(&mut state, now, in_line) {
+        let may_ask = !has_store_queue && needs.pieces < 2 * MAX_PIECES;
+        if may_ask && let Some((costs, first)) = self.far_ahead(&mut state, now, in_queue) {
             next_sooner = state.next_sooner.max(state.not_before);
             if next_sooner <= now {
                 let longest = first.saturating_since(now).as_duration() / SOONER.1 * SOONER.0;
@@ -181,48 +181,54 @@ impl Ledger {
 
     /// Returns the permits of a lease for queued requests that have too few permits for the next
     /// second and hold later ones, and when the first of these are usable.
-    fn far_ahead(&self, state: &mut State, now: Nanos, in_line: usize) -> Option<(Costs, Nanos)> {
+    fn far_ahead(&self, state: &mut State, now: Nanos, in_queue: usize) -> Option<(Costs, Nanos)> {
         let mut first = None;
         let mut permits = Vec::new();
         for (i, account) in self.accounts.iter().enumerate() {
-            let waiting = self.waiting(account, in_line);
+            let waiting = self.waiting(account, in_queue);
             let (usable, later) = account.stock.usable_by(now, now.saturating_add(TRUST));
             let later = later.filter(|_| usable < waiting);
             first = first.into_iter().chain(later).min();
             let size = self.size(i, now, state);
-            let n = if later.is_some() { size.min(waiting).max(account.for_line(waiting)) } else { 0 };
+            let n = if later.is_some() { size.min(waiting).max(account.for_queue(waiting)) } else { 0 };
             permits.push(n);
         }
         Some((exactly(permits), first?))
     }
 
     /// Returns what the limits need, and the permits that go back to the store before it is booked.
-    fn needs(&self, state: &mut State, now: Nanos, in_line: usize, are_left: bool) -> (Needs, Vec<Return>) {
+    fn needs(
+        &self,
+        state: &mut State,
+        now: Nanos,
+        in_queue: usize,
+        has_store_queue: bool,
+    ) -> (Needs, Vec<Return>) {
         let is_overloaded = now < state.overloaded_till;
         let mut returns = Vec::new();
         let mut needs = Needs { pace: state.usual.longest / 32, is_idle: true, ..Needs::default() };
         for (i, account) in self.accounts.iter().enumerate() {
             let size = self.size(i, now, state);
             let limit = &state.limits[i];
-            let waiting = self.waiting(account, in_line);
-            let spare = if are_left { 0 } else { 2 * size.max(limit.lease) };
-            let removed = match are_left && waiting == 0 {
+            let waiting = self.waiting(account, in_queue);
+            let spare = if has_store_queue { 0 } else { 2 * size.max(limit.lease) };
+            let removed = match has_store_queue && waiting == 0 {
                 true => account.stock.clear(),
                 false => account.stock.remove(now, now, waiting.saturating_add(spare)),
             };
             returns.extend(self.returns_of(i, now, removed));
-            if state.has_sooner || state.is_far_for_line && waiting == 0 {
+            if state.has_sooner || state.is_far_for_queue && waiting == 0 {
                 let removed = account.stock.remove(now, now.saturating_add(TRUST), waiting);
                 returns.extend(self.returns_of(i, now, removed));
             }
             let held = account.stock.held(now);
             let Demand { n, is_short, is_urgent } =
-                self.demand(account, limit, (waiting, held), size, is_overloaded, are_left);
+                self.demand(account, limit, (waiting, held), size, is_overloaded, has_store_queue);
             needs.is_short |= is_short;
             needs.is_urgent |= is_urgent;
             needs.is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
             needs.permits.push(n);
-            needs.lines.push((waiting, held));
+            needs.queues.push((waiting, held));
             needs.pieces = needs.pieces.max(account.stock.pieces());
             needs.span = needs.span.max(account.span(n));
             needs.pace = needs.pace.max(account.pace(size));
@@ -232,18 +238,18 @@ impl Ledger {
 
     /// Returns the order of a booking; `None` if the store would refuse it.
     fn order(&self, state: &mut State, now: Nanos, needs: Needs) -> Option<Order> {
-        let Needs { mut permits, lines, span, pace, pieces, is_urgent, .. } = needs;
+        let Needs { mut permits, queues, span, pace, pieces, is_urgent, .. } = needs;
         // With mixed costs the first queued request may ask for more of a limit than the others do.
         if is_urgent && now >= state.mixed_till {
-            balance(&mut permits, &lines);
+            balance(&mut permits, &queues);
         }
         state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
         for ((account, limit), n) in self.accounts.iter().zip(&mut state.limits).zip(&permits) {
             limit.ordered = asked_by_leases(account, limit);
             limit.lease = *n;
-            account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
+            account.most_waiting.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        let times = if is_urgent { self.times(&permits, &lines, pieces) } else { 1 };
+        let times = if is_urgent { self.times(&permits, &queues, pieces) } else { 1 };
         let (patience, costs) = (state.usual.longest, exactly(permits));
         if !is_urgent && state.refusal(now, &costs, patience).is_some() {
             self.refused(state, now);
@@ -269,14 +275,14 @@ impl Ledger {
         (waiting, held): (u64, u64),
         size: u64,
         is_overloaded: bool,
-        are_left: bool,
+        has_store_queue: bool,
     ) -> Demand {
         if waiting > held {
-            let n = size.max(account.for_line(waiting));
+            let n = size.max(account.for_queue(waiting));
             // The permits that are held may end before those of this booking are usable. So this
             // booking has enough for the first queued request.
             let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
-            let n = if are_left { n.min(least) } else { n };
+            let n = if has_store_queue { n.min(least) } else { n };
             return Demand { n, is_short: true, is_urgent: true };
         }
         if is_overloaded {
@@ -287,17 +293,17 @@ impl Ledger {
         // take half: of two processes with such leases, the process that booked ahead would have
         // twice the permits of the other forever.
         let are_several = self.processes.load(Ordering::Relaxed) > 1;
-        let is_for_line = are_several && waiting >= size / 2;
+        let is_for_queue = are_several && waiting >= size / 2;
         let is_unused = size < 2 || limit.asked <= limit.booked;
-        let ahead = if is_unused || is_for_line || are_left { 0 } else { size };
+        let ahead = if is_unused || is_for_queue || has_store_queue { 0 } else { size };
         let n = if held < waiting.saturating_add(ahead) { size } else { 0 };
         Demand { n, is_short: held < waiting.saturating_add(ahead / 2), is_urgent: false }
     }
 
     /// Returns how many equal bookings are made together for queued requests. One booking has at
     /// most what a bucket holds, and that may accrue faster than bookings can be made one by one.
-    fn times(&self, permits: &[u64], lines: &[(u64, u64)], pieces: usize) -> u64 {
-        let ([account], [n], [(waiting, held)]) = (&self.accounts[..], permits, lines) else {
+    fn times(&self, permits: &[u64], queues: &[(u64, u64)], pieces: usize) -> u64 {
+        let ([account], [n], [(waiting, held)]) = (&self.accounts[..], permits, queues) else {
             return 1;
         };
         if account.kind != Kind::Bucket || *n < account.terms.limit {
@@ -308,22 +314,27 @@ impl Ledger {
     }
 
     /// Handles the result of an order.
-    pub(crate) fn handle_reply(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
+    pub(crate) fn handle_reply(
+        &self,
+        now: Nanos,
+        order: &Order,
+        reply: Result<&Reply, Away>,
+    ) -> OrderOutcome {
         let mut state = self.lock();
         if order.is_sooner && !matches!(reply, Ok(Reply { answer: Answer::Done, .. })) {
             state.next_sooner = now.saturating_add(TRUST);
-            return Outcome::NoneSooner;
+            return OrderOutcome::NoneSooner;
         }
         let reply = match reply {
             Ok(reply) => reply,
             Err(Away::Misconfigured) => {
                 state.leave_to_store(now);
-                return Outcome::Failed;
+                return OrderOutcome::Failed;
             }
             Err(away) => {
                 let rest = Nanos::from_duration(away.rest()).clamp(REST, TRUST);
                 (state.not_before, state.is_hopeless) = (now.saturating_add(rest), false);
-                return Outcome::Failed;
+                return OrderOutcome::Failed;
             }
         };
         let is_late = order.generation != state.generation;
@@ -341,17 +352,17 @@ impl Ledger {
                 state.is_hopeless = false;
                 // Bookings in flight end, too: they would serve later requests.
                 self.end_bookings(&mut state);
-                Outcome::Failed
+                OrderOutcome::Failed
             }
-            Answer::Refused | Answer::Shadow if is_late => Outcome::Refused,
+            Answer::Refused | Answer::Shadow if is_late => OrderOutcome::Refused,
             Answer::Refused | Answer::Shadow if order.longest < Duration::MAX => {
                 self.refused(&mut state, now);
-                Outcome::Refused
+                OrderOutcome::Refused
             }
             Answer::Refused | Answer::Shadow => {
                 // The booking has no maximum wait, so its permits can never be had.
                 state.leave_to_store(now);
-                Outcome::Failed
+                OrderOutcome::Failed
             }
         }
     }
@@ -369,7 +380,7 @@ impl Ledger {
     }
 
     /// Adds the pieces of a booking that was made.
-    fn booked(&self, state: &mut State, now: Nanos, order: &Order, reply: &Reply) -> Outcome {
+    fn booked(&self, state: &mut State, now: Nanos, order: &Order, reply: &Reply) -> OrderOutcome {
         let is_late = order.generation != state.generation;
         let took = now.saturating_since(order.sent).as_duration();
         self.note_booking(state, now, took, reply);
@@ -409,13 +420,13 @@ impl Ledger {
             }
             let waiting = account.waiting.load(Ordering::Relaxed);
             if piece.usable > now.saturating_add(TRUST) {
-                (state.is_far_for_line, state.has_sooner) = (order.is_urgent, false);
+                (state.is_far_for_queue, state.has_sooner) = (order.is_urgent, false);
             }
             state.has_sooner |= order.is_sooner;
             account.stock.add(piece, waiting.saturating_add(size / 2));
             booked.push(i);
         }
-        Outcome::Booked(booked, late)
+        OrderOutcome::Booked(booked, late)
     }
 
     /// Notes what a booking that was made shows: whether leases are fast enough, and whether there
@@ -461,13 +472,13 @@ fn asked_by_leases(account: &Account, limit: &Usage) -> u64 {
 }
 
 /// Makes a booking serve equally many queued requests by each limit. Of each limit, the queue waits
-/// for and holds the permits in `lines`. Permits that only one limit has would end unused, and a
+/// for and holds the permits in `queues`. Permits that only one limit has would end unused, and a
 /// window that they use up holds up the booking for all limits.
-fn balance(permits: &mut [u64], lines: &[(u64, u64)]) {
+fn balance(permits: &mut [u64], queues: &[(u64, u64)]) {
     let part = |(n, (waiting, held)): (u64, (u64, u64))| (held.saturating_add(n)) as f64 / waiting as f64;
-    let served = permits.iter().copied().zip(lines.iter().copied());
+    let served = permits.iter().copied().zip(queues.iter().copied());
     let served = served.filter(|(_, (waiting, _))| *waiting > 0).map(part).fold(f64::INFINITY, f64::min);
-    for (n, (waiting, held)) in permits.iter_mut().zip(lines) {
+    for (n, (waiting, held)) in permits.iter_mut().zip(queues) {
         if *waiting > 0 {
             *n = whole((served * *waiting as f64).ceil()).saturating_sub(*held).min(*n);
         }

@@ -41,12 +41,12 @@ impl Queued {
         self.lock().costs.len() as u64
     }
 
-    /// Notes for which of the last `in_line` requests no lease will come: from the first one on
+    /// Notes for which of the last `in_queue` requests no lease will come: from the first one on
     /// that, together with the requests before it, waits for more permits of a limit than were
-    /// booked, which is `left`. The requests before the last `in_line` are assumed to be granted.
-    pub(super) fn note_failure(&self, mut left: Vec<u64>, in_line: usize) {
+    /// booked, which is `left`. The requests before the last `in_queue` are assumed to be granted.
+    pub(super) fn note_failure(&self, mut left: Vec<u64>, in_queue: usize) {
         let mut queued = self.lock();
-        let granted = queued.costs.len().saturating_sub(in_line);
+        let granted = queued.costs.len().saturating_sub(in_queue);
         let mut takes = |costs: &Costs| {
             left.iter_mut().zip(costs).all(|(left, (n, _))| {
                 let rest = left.checked_sub(*n);
