@@ -269,8 +269,8 @@ impl Stock {
         self.usable_by(at, Nanos::MAX).0
     }
 
-    /// Returns how many permits that do not end before `at` are usable by another time, and when the
-    /// first ones after that time are usable.
+    /// Returns how many permits that do not end before `at` are usable by another time, and when
+    /// the first ones after that time are usable.
     pub(crate) fn usable_by(&self, at: Nanos, by: Nanos) -> (u64, Option<Nanos>) {
         let (list, gone) = self.current();
         let (mut sum, mut next) = (0_u64, None);

@@ -388,8 +388,8 @@ mod tests {
         assert_eq!(requests, [3, 2, 1, 0]);
     }
 
-    /// Regression: requests that had waited behind a pause, and whose call left before the queue was
-    /// held, were dropped for a newcomer. They do not count, so this made no room for it.
+    /// Regression: requests that had waited behind a pause, and whose call left before the queue
+    /// was held, were dropped for a newcomer. They do not count, so this made no room for it.
     #[test]
     fn requests_of_earlier_calls_are_not_dropped_from_a_held_queue() {
         let second = Nanos::new(1_000_000_000);

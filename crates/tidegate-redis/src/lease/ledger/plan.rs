@@ -140,8 +140,8 @@ struct Demand {
 
 impl Ledger {
     /// Returns what the task that books permits does at this time, with `in_queue` queued requests.
-    /// If `has_store_queue` is set, other requests wait at the store. The task must carry out a plan
-    /// before it makes the next one.
+    /// If `has_store_queue` is set, other requests wait at the store. The task must carry out a
+    /// plan before it makes the next one.
     pub(crate) fn plan(&self, now: Nanos, in_queue: usize, has_store_queue: bool) -> Plan {
         let mut state = self.lock();
         let has_store_queue = has_store_queue && now < state.by_store_till;
