@@ -170,9 +170,9 @@ pub(super) struct Books {
     /// The refunds that gave back permits that may still be those of an outstanding grant, in order
     /// of time.
     refunds: VecDeque<Refunded>,
-    /// The time of the last grant before the last reset, and the ring. Grants after that reset may
-    /// have the same time as that grant.
-    reset: Option<(Stamp, bool)>,
+    /// The time of the last grant before the last reset, until the log continues in the other ring.
+    /// Grants after that reset may have the same time as that grant.
+    pub(super) reset: Option<Stamp>,
 }
 
 /// Permits that a refund gave back, oldest first.
@@ -497,7 +497,7 @@ impl LogState {
         let (View { head, valid, .. }, _) = self.settled(now, window);
         books.book.follow(self, back, window, head);
         // This grant was made before a reset. Other grants were made after it, at the same time.
-        if books.reset == Some((charge.time, head.ring)) && self.steps(charge.next, head.index) >= valid {
+        if books.reset == Some(charge.time) && self.steps(charge.next, head.index) >= valid {
             return;
         }
         if end(charge.time, window) <= now.max(head.time) {
@@ -665,7 +665,7 @@ impl LogState {
             let next = Next { index, valid: 0, n: 0, time, ring, first: NOWHERE, sum: 0 };
             if self.install(back, head, &next) {
                 books.book.clear();
-                books.reset = Some((time, ring));
+                books.reset = Some(time);
                 return;
             }
         }
