@@ -20,7 +20,8 @@ pub struct Status {
     /// while requests wait in the queue, and during a pause. While a request waits in an
     /// [`AllOf`](crate::AllOf), the number of permits that would not delay it. The permits that are
     /// [kept for a priority](crate::RateLimiter::keep_for_priority) are included, and only requests
-    /// of that priority get them.
+    /// of that priority get them. Permits that [make up](crate::RateLimiter::set_catch_up) for a
+    /// late grant are not included.
     pub available: u64,
     /// The time until a request for one permit, without a priority, would be granted, behind the
     /// waiters and the pause: zero if one is available beyond those that are
