@@ -585,6 +585,9 @@ mod tests {
         for (line, full_in, took, is_left) in [
             ("fixed_window 100/s", 5 * MS, 7, false),
             ("fixed_window 100/s", 900 * MS, 7, false),
+            // A window of sixteen round trips, and of a few more.
+            ("fixed_window 100/s", 900 * MS, 63, true),
+            ("fixed_window 100/s", 900 * MS, 62, false),
             // The permits came back to a window before that of the last booking.
             ("fixed_window 100/s", 1900 * MS, 7, false),
             ("fixed_window 100/s from_first_grant", 1900 * MS, 7, true),
