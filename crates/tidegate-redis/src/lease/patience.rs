@@ -106,17 +106,13 @@ impl Usual {
     /// Notes that a request may wait for `longest`.
     pub(super) fn note(&mut self, longest: Duration) {
         const MAX_VOTES: u32 = 64;
-        if self.is_alike(longest) && self.longest <= longest.saturating_mul(2) {
+        let is_alike = |a: Duration, b: Duration| a <= b.saturating_mul(2);
+        if is_alike(longest, self.longest) && is_alike(self.longest, longest) {
             self.votes = MAX_VOTES.min(self.votes + 1);
         } else if self.votes == 0 {
             *self = Usual { longest, votes: 1 };
         } else {
             self.votes -= 1;
         }
-    }
-
-    /// Returns whether a request may wait for at most twice as long as most requests.
-    pub(super) fn is_alike(&self, longest: Duration) -> bool {
-        longest <= self.longest.saturating_mul(2)
     }
 }

@@ -180,6 +180,56 @@ async fn half_with_a_maximum_wait(line: &str, one_way: Duration, within: Duratio
     assert!(granted > 2_000);
 }
 
+/// One process requests 750 permits a second of 500, one at a time. A share of the requests has
+/// maximum waits of 20 ms to 1.5 s. Returns how many are refused although a later one that may wait
+/// for less is granted at least 10 ms before they could have been granted at the latest.
+async fn refused_for_less_patient_ones(seed: u64, line: &str, share: f64) -> usize {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let model = Model::new(seed, Network::steady(MS * 5 / 2));
+    let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
+    let limiter = AnyLimiter::from(store.limiter("all").limit("limit", line).leased().build().unwrap());
+    let (began, mut tasks, mut next) = (Instant::now(), Vec::new(), 0.0);
+    while began.elapsed() < 5 * SECOND {
+        let (limiter, within) = (limiter.clone(), MS * random.random_range(20..=1500));
+        let has_maximum = random.random_bool(share);
+        let request = AllRequest::new();
+        let request = if has_maximum { request.within(within) } else { request };
+        let latest = has_maximum.then(|| Instant::now() + within);
+        let task =
+            tokio::spawn(async move { limiter.acquire_many(request).await.is_ok().then(Instant::now) });
+        tasks.push((latest, within, task));
+        next += -random.random_range(1e-9_f64..1.0).ln() / 750.0;
+        tokio::time::sleep_until(began + Duration::from_secs_f64(next)).await;
+    }
+    let mut requests = Vec::new();
+    for (latest, within, task) in tasks {
+        requests.push((latest, within, task.await.unwrap()));
+    }
+    let is_wrong =
+        |(i, (latest, within, granted)): (usize, &(Option<Instant>, Duration, Option<Instant>))| {
+            granted.is_none()
+                && requests[i + 1..].iter().any(|(other, shorter, at)| {
+                    other.is_some()
+                        && shorter < within
+                        && other <= latest
+                        && at.is_some_and(|at| Some(at + 10 * MS) < *latest)
+                })
+        };
+    requests.iter().enumerate().filter(|request| is_wrong(*request)).count()
+}
+
+/// While more permits were requested than there were, a request left its permits to the next lease,
+/// also if it could wait for twice as long as most requests. Later requests got the permits.
+#[test]
+fn more_patient_requests_are_not_refused_for_later_ones() {
+    for (share, seed) in [(1.0, 1), (1.0, 2), (0.5, 1), (0.5, 2), (0.5, 3)] {
+        run(async move {
+            let refused = refused_for_less_patient_ones(seed, "token_bucket 500/s burst 100", share).await;
+            assert_eq!(refused, 0, "seed {seed}, {share} with a maximum wait");
+        });
+    }
+}
+
 /// A request with a maximum wait was left to the store because no permits were booked for it. A
 /// lease that was on its way, or the next one, then served other requests: later ones before it, or
 /// earlier ones behind it. On a slow network, that happened to one request in ten.

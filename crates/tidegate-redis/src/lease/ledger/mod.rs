@@ -133,10 +133,12 @@ impl Ledger {
         let mut state = self.lock();
         self.note(&mut state, longest);
         // A request that may wait for longer than permits are short is not refused for that reason.
-        let is_alike = state.usual.is_alike(longest) && longest <= 2 * TRUST.as_duration();
+        // Nor is a request that may wait for longer than most: a later one that may wait for less
+        // would get the permits of a lease that came in between.
+        let leaves_it = longest <= state.usual.longest.min(2 * TRUST.as_duration());
         // The store reports what a pause refuses, and decides while no lease is booked.
         let is_overloaded = now < state.overloaded_till && now >= state.not_before && !state.is_paused(now);
-        (is_overloaded && is_alike && self.is_worthwhile_by(&mut state, now, costs)).then_some(state.next)
+        (is_overloaded && leaves_it && self.is_worthwhile_by(&mut state, now, costs)).then_some(state.next)
     }
 
     /// Notes that a request waits in the queue, for at most `longest`. A request without a maximum
