@@ -352,7 +352,7 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::connection::Address;
-    use crate::{clients, key};
+    use crate::key;
 
     /// If an attempt that was slower than five calls found the servers of a cluster, the store
     /// stayed away for ever, and was never reported as back.
@@ -457,6 +457,7 @@ mod tests {
     #[cfg(feature = "simulation")]
     #[test]
     fn calls_with_little_time_do_not_open_the_breaker() {
+        use crate::clients;
         use crate::connection::{Servers, Wire};
         use crate::model::{Model, Network, run};
 
