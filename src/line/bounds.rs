@@ -137,8 +137,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns when so many of the waiters that cannot be dropped for a newcomer are served that
-    /// dropping the others makes room. Returns `None` if no waiter can be dropped, or if so many
-    /// wait that visiting all of them would take long.
+    /// dropping the others makes room. Returns `None` if the bounds drop no waiter for this
+    /// newcomer, or if so many requests wait that visiting all of them would take long.
     fn room_beside_victims(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Option<Nanos> {
         let (bounds, n) = (self.settings.bounds, visit.rule.permits(demand.ask));
         if !bounds.may_displace(n) || self.len() > MAX_FORECAST {
@@ -150,9 +150,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
             let is_less = entry.priority < demand.priority || oldest && entry.priority == demand.priority;
             !(entry.droppable && is_less)
         };
-        let next = |key: &u32| Some(self.entries[*key as usize].next);
-        let is_entry = |key: &u32| self.entries.contains(*key as usize);
-        let all = std::iter::successors(Some(self.head).filter(is_entry), |key| next(key).filter(is_entry));
+        let entry_at = |key: u32| self.entries.contains(key as usize).then_some(key);
+        let next = |key: &u32| entry_at(self.entries[*key as usize].next);
+        let all = std::iter::successors(entry_at(self.head), next);
         let staying: Vec<u32> = all.filter(stays).collect();
         let permits_of = |key: &u32| u128::from(visit.rule.permits(&self.entries[*key as usize].ask));
         let (mut waiting, mut permits) = (staying.len(), staying.iter().map(permits_of).sum::<u128>());

@@ -71,7 +71,8 @@ impl Tags {
         let line = Line::new(prepared, tag.to_owned(), table.bounds, Some(gone));
         line.set.shadow.store(table.shadow, Ordering::Relaxed);
         if table.is_closed {
-            // Closing a line may call an observer, so the lock is free. Nobody else has this line.
+            // Closing a line may call an observer, so this thread does not hold the lock. No other
+            // thread has the line.
             drop(table);
             line.close();
             return line;

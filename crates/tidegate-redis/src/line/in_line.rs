@@ -389,7 +389,7 @@ mod tests {
     }
 
     /// Regression: requests that had waited behind a pause, and whose call left before the queue
-    /// was held, were dropped for a newcomer. They do not count, so this made no room for it.
+    /// was held, were dropped for a newcomer. Such requests do not count, so that made no room.
     #[test]
     fn requests_of_earlier_calls_are_not_dropped_from_a_held_queue() {
         let second = Nanos::new(1_000_000_000);

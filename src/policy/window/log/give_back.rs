@@ -171,7 +171,7 @@ pub(super) struct Books {
     /// of time.
     refunds: VecDeque<Refunded>,
     /// The time of the last grant before the last reset, until the log continues in the other ring.
-    /// Grants after that reset may have the same time as that grant.
+    /// Grants that were made after the reset may have the same time.
     pub(super) reset: Option<Stamp>,
 }
 

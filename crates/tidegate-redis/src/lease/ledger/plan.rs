@@ -14,8 +14,9 @@
 //! requests asked this process for since the last lease, and the store grants all of it or nothing.
 //! So each permit is asked for once, in the same way as if each request asked for itself: the store
 //! grants leases as often as single requests. A request that finds no permit makes no call, because
-//! the next lease asks for it. After a grant the store would refuse all requests of this process
-//! until no more than W is booked; permits that are asked for in this time are in no lease.
+//! the next lease asks for it. A request that may wait for longer than most makes its own call.
+//! After a grant the store would refuse all requests of this process until no more than W is
+//! booked; permits that are asked for in this time are in no lease.
 //!
 //! # Leases that are due much later
 //!
