@@ -117,10 +117,10 @@ impl Shared {
         let refusal = not_free(limit, report.paused_for);
         line.free = if report.before > 0 { 0 } else { left.available };
         line.announced = 0;
-        let pause_ends = (!report.paused_for.is_zero()).then(|| Instant::now() + report.paused_for);
+        let now = Instant::now();
         // How much longer the pause lasts than a maximum wait.
         let outlasts = |ends: Option<Instant>| {
-            let rest = pause_ends?.saturating_duration_since(ends?);
+            let rest = report.paused_for.saturating_sub(ends?.saturating_duration_since(now));
             (!rest.is_zero()).then(|| Nanos::from_duration(rest))
         };
         // Permits of requests that left meanwhile are spare.
