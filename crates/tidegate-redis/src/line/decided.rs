@@ -37,7 +37,12 @@ impl Line {
             };
         };
         if entry.lease.is_some() {
-            return state.end_lease(deferred, number, Ok(booking.reply));
+            let reply = booking.reply.clone();
+            if answer == Answer::Predicted {
+                // No lease waits for the end of a pause: its requests move to this queue.
+                state.give_back(booking);
+            }
+            return state.end_lease(deferred, number, Ok(reply));
         }
         let is_now = answer == Answer::Shadow || booking.reply.wait == Duration::ZERO;
         match answer {

@@ -463,6 +463,36 @@ fn requests_behind_a_pause_go_on_when_it_is_ended() {
     }
 }
 
+/// A lease that was predicted behind a pause did not go back. Another was asked for each second, and
+/// requests stood behind all of them.
+#[test]
+fn no_lease_stays_booked_behind_a_pause() {
+    for while_away in [WhileAway::Wait, WhileAway::Closed] {
+        on_model(async move |model| {
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let limit = || store.limiter("all").limit("limit", LINES[0]);
+            let (leased, exact) = (limit().leased().build().unwrap(), limit().build().unwrap());
+            for _ in 0..100 {
+                let limiter = AnyLimiter::from(leased.clone());
+                tokio::spawn(async move { while limiter.acquire().await.is_ok() {} });
+            }
+            sleep(2 * SECOND).await;
+            exact.pause(Pause::lasting(MINUTE)).await.unwrap();
+            let paused = Instant::now();
+            for second in 1..60 {
+                sleep(SECOND).await;
+                // Newcomers of all kinds.
+                let limiter = AnyLimiter::from(leased.clone());
+                tokio::spawn(async move { limiter.acquire_within(Duration::from_secs(61 - second)).await });
+            }
+            drop(leased);
+            let granted = wait(&exact, Request::permits(1).within(6 * SECOND)).await.unwrap();
+            let took = granted.map(|at| at - paused);
+            assert!(took.as_ref().is_ok_and(|took| *took < MINUTE + 4 * SECOND), "{while_away:?}: {took:?}");
+        });
+    }
+}
+
 /// A pause that ends by itself: the requests are granted in order, as predicted, and no earlier.
 #[test]
 fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
