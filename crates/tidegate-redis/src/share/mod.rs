@@ -65,15 +65,14 @@
 //!
 //! # Another number of processes, or another policy
 //!
-//! If the number of processes changes between two outages, a process has a new share, of the new
-//! number. If the first limiter with another policy is made for a tag and a name in an outage, the
-//! process has a share in that policy. What it granted of its earlier shares in this period counts
-//! as granted of the new share. Otherwise each change would grant an *n*-th of the limit once more.
+//! A process has a share of a limit for each policy and each number of processes. When the requests
+//! of a tag change from one share to another, what any share granted in its last period counts as
+//! granted of the other one. Otherwise each change would grant an *n*-th of the limit once more.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tidegate::{
@@ -100,23 +99,28 @@ pub(crate) use tidy::TIDY_INTERVAL;
 /// The most tags of one limit that have a share at one time. Further tags are refused.
 const MAX_TAGS: usize = 65_536;
 
-/// The most limits with different names or terms.
-const MAX_LIMITS: usize = 1024;
-
-/// The most earlier shares of one limit that count.
-const MAX_EARLIER: usize = 8;
+/// The most shares with different names, policies or numbers of processes.
+const MAX_SHARES: usize = 1024;
 
 /// The shares of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    /// By the name of the limit and its policy.
-    limits: Mutex<HashMap<(String, String), Current>>,
+    /// By the name of the limit.
+    limits: Mutex<HashMap<String, Limit>>,
     /// The clock of all shares. It is made with the first share, in the runtime of a request.
     clock: OnceLock<DefaultClock>,
     /// The last time that the store booked for a line that was dropped.
     booked_till: Mutex<Option<Instant>>,
     /// Whether a task checks for shares to forget.
     is_tidied: AtomicBool,
+}
+
+/// The shares of all limits of one name.
+#[derive(Debug, Default)]
+struct Limit {
+    shares: Vec<Arc<Share>>,
+    /// The share that each tag used last, while there are several and if it is known.
+    used: HashMap<String, Weak<Share>>,
 }
 
 /// What a process knows about the server of a limit when it decides a request without it.
@@ -169,22 +173,16 @@ impl LastBooking {
     }
 }
 
-/// The share of one limit, and the shares for earlier numbers of processes, the latest first, or
-/// for other policies.
-#[derive(Clone, Debug)]
-struct Current {
-    share: Arc<Share>,
-    earlier: Arc<[Arc<Share>]>,
-}
-
-/// The share of one limit, for each tag.
+/// The share of a limit in one policy, for each tag.
 #[derive(Debug)]
 struct Share {
+    /// The policy of the whole limit.
+    policy: String,
     processes: NonZeroU32,
     tags: KeyedRateLimiter<String, AnyPolicy>,
     /// The reduction: how many permits a share lacks at first.
     less: u32,
-    /// How long permits that were granted of earlier shares count.
+    /// The first period.
     first: Period,
     numbers: Numbers,
     /// When it was made. The steps of a bucket begin then.
@@ -195,12 +193,14 @@ struct Share {
 }
 
 /// When a share began, and after what time the store grants no more of its bookings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ShareStart {
     at: Instant,
     after: Instant,
     /// The reduction.
     less: u32,
+    /// How many permits of other shares were counted since.
+    counted: u32,
 }
 
 impl ShareStart {
@@ -236,9 +236,12 @@ impl Shares {
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, config) in limits {
-            let current = self.share(tag, name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
-            let Current { share, earlier } = current;
-            share.begin(tag, outage, &booked, &earlier);
+            let (share, others) =
+                self.share(tag, name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
+            share.begin(tag, outage, &booked, &others);
+            if !others.is_empty() {
+                self.note_use(tag, name, &share);
+            }
             all = Some(match all {
                 None => KeyedAllOf::new(name, &share.tags),
                 Some(all) => all.with_keyed(name, &share.tags),
@@ -258,43 +261,52 @@ impl Shares {
         (clock, clock.unix_time_at_zero() + clock.now().as_duration())
     }
 
+    /// Returns the share of a limit. Also returns the other shares of its name, unless the tag used
+    /// this share last.
     fn share(
         &self,
         tag: &str,
         name: &str,
         config: &PolicyConfig,
         outage: Outage,
-        (clock, wall): (&DefaultClock, Duration),
-    ) -> Option<Current> {
-        let mut shares = lock(&self.limits);
-        let limit = (name.to_owned(), config.to_string());
-        let earlier = match shares.get(&limit) {
-            Some(current) if current.share.processes == outage.processes => return Some(current.clone()),
-            // The number of processes has changed.
-            Some(Current { share, earlier }) => {
-                [share].into_iter().chain(&**earlier).take(MAX_EARLIER).cloned().collect()
+        clock: (&DefaultClock, Duration),
+    ) -> Option<(Arc<Share>, Vec<Arc<Share>>)> {
+        let mut limits = lock(&self.limits);
+        let policy = config.to_string();
+        let is_it = |share: &&Arc<Share>| share.processes == outage.processes && share.policy == policy;
+        let known = limits.get(name).and_then(|limit| limit.shares.iter().find(is_it).cloned());
+        let share = match known {
+            Some(share) => share,
+            None if limits.values().map(|limit| limit.shares.len()).sum::<usize>() >= MAX_SHARES => {
+                return None;
             }
-            None if shares.len() >= MAX_LIMITS => return None,
             None => {
-                let other_policies = shares.iter().filter(|((other, _), _)| other == name);
-                let shares = other_policies.map(|(_, current)| &current.share);
-                shares
-                    .filter(|share| share.granted(tag, outage.time) > 0)
-                    .take(MAX_EARLIER)
-                    .cloned()
-                    .collect()
+                let share = Arc::new(Share::new(config, policy, outage, clock).ok()?);
+                limits.entry(name.to_owned()).or_default().shares.push(share.clone());
+                share
             }
         };
-        let share = Arc::new(Share::new(config, outage, (clock, wall)).ok()?);
-        let current = Current { share, earlier };
-        shares.insert(limit, current.clone());
-        Some(current)
+        let Limit { shares, used } = limits.get(name)?;
+        let is_used = used.get(tag).is_some_and(|used| used.as_ptr() == Arc::as_ptr(&share));
+        let others = shares.iter().filter(|other| !is_used && !Arc::ptr_eq(other, &share));
+        Some((share.clone(), others.cloned().collect()))
+    }
+
+    /// Notes that the requests of a tag use this share from now on, and that what another share
+    /// granted was counted.
+    fn note_use(&self, tag: &str, name: &str, share: &Arc<Share>) {
+        if let Some(Limit { used, .. }) = lock(&self.limits).get_mut(name)
+            && (used.len() < MAX_TAGS || used.contains_key(tag))
+        {
+            used.insert(tag.to_owned(), Arc::downgrade(share));
+        }
     }
 }
 
 impl Share {
     fn new(
         config: &PolicyConfig,
+        policy: String,
         Outage { processes, time, .. }: Outage,
         (clock, wall): (&DefaultClock, Duration),
     ) -> Result<Share, BuildError> {
@@ -307,19 +319,33 @@ impl Share {
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
         let (first, made, begun) = (Period::of(&part.numbers), Instant::now(), Mutex::default());
-        Ok(Share { processes, tags, less, first, numbers: part.numbers, made, begun })
+        Ok(Share { policy, processes, tags, less, first, numbers: part.numbers, made, begun })
     }
 
-    /// Debits the reduction of a tag's share in the first period of an outage, and what was granted
-    /// of earlier shares, once in each outage. `booked` returns how far ahead the store had booked
-    /// permits, or how long ago its bookings ended.
+    /// Debits the reduction of a tag's share in the first period of an outage, once in each outage,
+    /// and what other shares granted. `booked` returns how far ahead the store had booked permits,
+    /// or how long ago its bookings ended.
     fn begin(
         &self,
         tag: &str,
         outage: Outage,
         booked: &dyn Fn() -> (Duration, Duration),
-        earlier: &[Arc<Share>],
+        others: &[Arc<Share>],
     ) {
+        // A share counts what the tag was granted of others before it used this share.
+        let of_others = others.iter().map(|share| share.granted(tag, outage.time)).max().unwrap_or(0);
+        while !self.try_begin(tag, outage, booked, of_others) {}
+    }
+
+    /// Makes a step of [`begin`](Share::begin). Returns `false` if another request began the share
+    /// meanwhile.
+    fn try_begin(
+        &self,
+        tag: &str,
+        outage: Outage,
+        booked: &dyn Fn() -> (Duration, Duration),
+        of_others: u32,
+    ) -> bool {
         let at = Instant::now();
         let began = lock(&self.begun).get(tag).copied();
         let of_this_outage = began.filter(|began| began.at >= outage.answered);
@@ -333,40 +359,47 @@ impl Share {
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
         let is_first = self.first.is_running(outage.silence, outage.time);
         let less = if self.is_reduced(outage.silence, outage.time) { self.less } else { 0 };
-        // What was granted before this share was made counts for a period.
-        let counts = !earlier.is_empty() && self.first.is_running(self.made.elapsed(), outage.time);
-        let earlier = if counts { earlier } else { &[] };
-        if !counts && !(is_first && (less > 0 || !ahead.is_zero())) {
-            return;
+        let begins = is_first && (less > 0 || !ahead.is_zero());
+        if !begins && of_others == 0 {
+            return true;
         }
         let after = of_this_outage.map(|began| began.after).or_else(|| match ahead {
             Duration::ZERO if is_first => at.checked_sub(outage.silence),
             Duration::ZERO => Some(at),
             _ => at.checked_add(ahead),
         });
-        let new = ShareStart { at, after: after.unwrap_or(at), less };
-        // If two requests come first at one time, one of them begins the share.
-        let begun = lock(&self.begun);
+        let new = ShareStart { at, after: after.unwrap_or(at), less, counted: 0 };
+        // This wakes the requests that are due, so it runs under no lock.
         let status = self.tags.status(tag);
         let is_full = status.available == status.limit;
-        if begun.get(tag).is_some_and(|began| self.is_begun(*began, new, is_full, ahead, outage)) {
-            return;
+        let own = self.granted_of(status, began, outage.time);
+        let begins = begins && began.is_none_or(|began| !self.is_begun(began, new, is_full, ahead, outage));
+        let counted = of_others.saturating_sub(own);
+        let (new, debit) = match (begins, began) {
+            (true, _) => (new, self.debit(status, less, ahead, outage, (of_others, own))),
+            (false, _) if counted == 0 => return true,
+            (false, Some(began)) if of_this_outage.is_some() => (began, counted),
+            (false, _) => (ShareStart { less: 0, ..new }, counted),
+        };
+        let begun = lock(&self.begun);
+        if begun.get(tag).copied() != began {
+            return false;
         }
-        let debit = self.debit(tag, status, less, ahead, outage, earlier);
-        // The waker of a request that waits is user code, and runs under no lock. No request waits
-        // for a full share. A share that is not full may begin twice at one time, which is safe.
+        // No request waits for a full share, so the debit wakes no request. A share that is not
+        // full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
         if self.tags.debit_ahead(tag, debit, ahead).is_err() {
             // There is no room for the tag, and its requests are refused.
-            return;
+            return true;
         }
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MAX_TAGS {
             begun.retain(|_, began| self.first.is_running(began.after.elapsed(), outage.time));
         }
         if begun.len() < MAX_TAGS {
-            begun.insert(tag.to_owned(), new);
+            begun.insert(tag.to_owned(), ShareStart { counted: new.counted.saturating_add(counted), ..new });
         }
+        true
     }
 
     /// Returns whether a share that began as `began` does not need to begin again as `new`.
@@ -392,29 +425,26 @@ impl Share {
         }
     }
 
-    /// Returns how many permits are debited so that a share of this tag has a reduction of `less`.
+    /// Returns how many permits are debited so that a share has a reduction of `less`, and counts
+    /// what the tag was granted of others and not of this one.
     fn debit(
         &self,
-        tag: &str,
         status: Status,
         less: u32,
         ahead: Duration,
         outage: Outage,
-        earlier: &[Arc<Share>],
+        (of_others, own): (u32, u32),
     ) -> u32 {
-        // An earlier share that was begun counts the permits that were granted before it, as far as
-        // it had room for them.
-        let granted = match status.available == status.limit {
-            true => earlier.iter().map(|share| share.granted(tag, outage.time)).max().unwrap_or(0),
-            false => 0,
-        };
         let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
-        let less = less.saturating_add(granted.min(limit.saturating_sub(less)));
-        let Numbers::Bucket(numbers) = self.numbers else { return less };
+        let Numbers::Bucket(numbers) = self.numbers else {
+            let available = u32::try_from(status.available).unwrap_or(u32::MAX);
+            return less.saturating_add(of_others.saturating_sub(own).min(available.saturating_sub(less)));
+        };
         // The bucket may add its next step at once, unless the share is new and the store has no
         // bookings ahead.
         let steps_soon = self.made < outage.answered || !ahead.is_zero();
         let step = if steps_soon { bucket::step_of(&numbers) } else { 0 };
+        let less = less.saturating_add(of_others.min(limit.saturating_sub(less)));
         less.saturating_add(step).saturating_sub(bucket::missing(&numbers, status, ahead))
     }
 
@@ -440,11 +470,16 @@ impl Share {
         Period::lacking(&self.numbers, self.less).is_running(began_ago, time)
     }
 
-    /// Returns how many permits of this tag were granted in the last period.
+    /// Returns how many permits of this tag were granted in the last period. This wakes the requests
+    /// that are due.
     fn granted(&self, tag: &str, time: Duration) -> u32 {
         let began = lock(&self.begun).get(tag).copied();
+        self.granted_of(self.tags.status(tag), began, time)
+    }
+
+    /// Returns how many permits were granted in the last period of a tag with this status.
+    fn granted_of(&self, status: Status, began: Option<ShareStart>, time: Duration) -> u32 {
         let reduced = began.filter(|began| self.is_reduced(began.debited().elapsed(), time));
-        let status = self.tags.status(tag);
         let taken = status.limit.saturating_sub(status.available);
         u32::try_from(taken).unwrap_or(u32::MAX).saturating_sub(reduced.map_or(0, |began| began.less))
     }
@@ -530,6 +565,100 @@ mod tests {
             assert_eq!(taken(64), 16, "{line}");
             for limit in [68, 72, 76, 80] {
                 assert_eq!(taken(limit), 1, "{line}: of {limit} the share is a permit larger");
+            }
+        }
+    }
+
+    /// Regression: only what the first tag of a new policy had been granted before was counted, and
+    /// a tag that went back to its former policy had the rest of the former share.
+    #[tokio::test(start_paused = true)]
+    async fn a_tag_that_changes_its_policy_has_no_second_share() {
+        for line in [
+            "token_bucket {}/min burst {} interval_refill",
+            "sliding_log {}/min",
+            "sliding_window {}/min cells 4",
+            "sliding_estimate {}/min",
+            "fixed_window {}/min at_wall_clock 0s",
+            "fixed_window {}/min from_first_grant",
+        ] {
+            let (shares, start) = (Shares::default(), Instant::now());
+            let taken = |tag: &str, limit: u32, requests: usize| {
+                let config = config(&line.replace("{}", &limit.to_string()));
+                let is_granted = |_: &usize| {
+                    let limits = [("calls", &config)].into_iter();
+                    let outage = outage(start, time(start));
+                    let limiter = shares.limiter(tag, limits, outage, &|| LastBooking::NONE);
+                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
+                };
+                (0..requests).filter(is_granted).count()
+            };
+            assert_eq!((taken("alice", 64, 9), taken("bob", 64, 9)), (4, 4), "{line}");
+            tokio::time::sleep(Duration::from_secs(180)).await;
+            assert_eq!(taken("bob", 64, 10), 10, "{line}");
+            // Alice is the first with another policy, in which Bob has a permit more.
+            assert_eq!((taken("alice", 68, 99), taken("bob", 68, 99)), (17, 7), "{line}");
+            assert_eq!((taken("bob", 64, 99), taken("alice", 64, 99)), (0, 0), "{line}");
+            assert_eq!(
+                (taken("bob", 72, 99), taken("bob", 68, 99), taken("bob", 80, 99)),
+                (1, 0, 2),
+                "{line}"
+            );
+            tokio::time::sleep(Duration::from_secs(180)).await;
+            assert_eq!(
+                (taken("bob", 72, 9), taken("bob", 80, 99), taken("bob", 72, 99)),
+                (9, 11, 0),
+                "{line}"
+            );
+        }
+    }
+
+    /// Regression: the shares of two policies kept each other in memory, and of 1,024 more such
+    /// policies the requests were refused.
+    #[tokio::test(start_paused = true)]
+    async fn the_shares_of_earlier_policies_are_forgotten() {
+        let (shares, start) = (Shares::default(), Instant::now());
+        for limit in 100..1500 {
+            let config = config(&format!("sliding_log {limit}/s"));
+            let outage = outage(Instant::now(), time(start));
+            assert_eq!(granted(&shares, &config, outage, LastBooking::NONE, 1), 1, "{limit}");
+            // Two policies in each period.
+            tokio::time::sleep(Duration::from_secs(if limit % 2 == 0 { 0 } else { 2 })).await;
+            if limit % 100 == 0 {
+                _ = shares.tidy(time(start));
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(shares.tidy(time(start)));
+    }
+
+    /// Regression: the waker of a waiting request ran under a lock of the shares.
+    #[tokio::test]
+    async fn the_waker_of_a_waiting_request_may_make_a_request() {
+        const LINES: [&str; 2] = ["token_bucket 60/s burst 60", "token_bucket 64/s burst 64"];
+
+        struct Asks(Arc<Shares>, Outage, std::sync::atomic::AtomicUsize);
+
+        impl std::task::Wake for Asks {
+            fn wake(self: Arc<Asks>) {
+                self.2.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                granted(&self.0, &config(LINES[0]), self.1, LastBooking::NONE, 1);
+            }
+        }
+
+        for asked in LINES {
+            let (shares, start) = (Arc::new(Shares::default()), Instant::now());
+            let (outage, line) = (outage(start, time(start)), config(LINES[0]));
+            granted(&shares, &line, outage, LastBooking::NONE, 9);
+            let limits = [("calls", &line)].into_iter();
+            let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE).expect("a share");
+            let asks = Arc::new(Asks(shares.clone(), outage, 0.into()));
+            let waker = std::task::Waker::from(asks.clone());
+            let mut wait = std::pin::pin!(limiter.acquire());
+            assert!(wait.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+            // No timer of the runtime fires until this task awaits.
+            while start.elapsed() < Duration::from_millis(70) {}
+            while asks.2.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+                granted(&shares, &config(asked), outage, LastBooking::NONE, 1);
             }
         }
     }

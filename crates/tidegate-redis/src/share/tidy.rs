@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Share, Shares};
+use super::{Limit, Share, Shares};
 use crate::lock::lock;
 
 /// How often a process that has shares checks which of them it can forget.
@@ -20,19 +20,18 @@ impl Shares {
     /// Forgets the tags that are full again (as new), and the limits without tags, at this time of
     /// the server's clock. Returns whether there are no shares.
     pub(crate) fn tidy(&self, time: Duration) -> bool {
-        let shares: Vec<Arc<Share>> = lock(&self.limits)
-            .values()
-            .flat_map(|current| [&current.share].into_iter().chain(&*current.earlier))
-            .cloned()
-            .collect();
+        let shares: Vec<Arc<Share>> =
+            lock(&self.limits).values().flat_map(|limit| &limit.shares).cloned().collect();
         // This takes a while, in which other requests ask for shares.
         shares.iter().for_each(|share| share.tidy(time));
         drop(shares);
         let mut limits = lock(&self.limits);
-        limits.retain(|_, current| {
-            let mut all = [&current.share].into_iter().chain(&*current.earlier);
+        limits.retain(|_, Limit { shares, used }| {
             // A share that a request uses at this moment is not forgotten, either.
-            !all.all(|share| share.is_unused() && Arc::strong_count(share) == 1)
+            shares.retain(|share| !(share.is_unused() && Arc::strong_count(share) == 1));
+            used.retain(|_, share| shares.len() > 1 && share.strong_count() > 0);
+            used.shrink_to_fit();
+            !shares.is_empty()
         });
         self.is_tidied.store(!limits.is_empty(), Ordering::Relaxed);
         limits.is_empty()
@@ -41,9 +40,10 @@ impl Shares {
 
 #[cfg(all(test, feature = "simulation"))]
 impl Shares {
-    /// Returns how many tags of each limit have a share.
+    /// Returns how many tags have each share.
     pub(crate) fn tags(&self) -> Vec<usize> {
-        lock(&self.limits).values().map(|current| current.share.tags.len()).collect()
+        let limits = lock(&self.limits);
+        limits.values().flat_map(|limit| &limit.shares).map(|share| share.tags.len()).collect()
     }
 }
 
