@@ -164,11 +164,13 @@ impl State {
         };
         let (class, turn) = (class.clone(), *turn);
         self.serve_class(deferred, &class, now);
+        let due = self.classes.get(&class).map_or(now, |class| class.due(turn));
         if let Some(entry) = self.entries.get(&number)
             && matches!(entry.stage, Stage::Booked { .. })
             && entry.latest(turn) < now
+            // Otherwise the next step serves it.
+            && due > now
         {
-            let due = self.classes.get(&class).map_or(now, |class| class.due(turn));
             let longest = Nanos::from_duration(entry.asked.longest);
             let retry_after = due.saturating_since(now).saturating_since(longest);
             self.unbook(deferred, number, now);

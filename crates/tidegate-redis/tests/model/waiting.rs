@@ -1094,3 +1094,33 @@ fn observers_are_notified_of_a_grant_after_an_outage() {
         assert!(matches!(told[..], [(1, waited)] if waited > SECOND), "{told:?}");
     });
 }
+
+/// Of many requests that are due, a task serves some at a time. A task behind these was refused as
+/// too late, although its request had been due in time.
+#[test]
+fn a_request_that_was_due_in_time_is_granted_whatever_task_runs_first() {
+    on_model(async |model| {
+        let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 1").build().unwrap();
+        let limiter = AnyLimiter::from(limiter);
+        let mut waits: Vec<_> =
+            (0..600).map(|_| tokio_test::task::spawn(limiter.acquire_within(700 * MS))).collect();
+        waits.iter_mut().for_each(|wait| tokio_test::assert_pending!(wait.poll()));
+        tokio::time::sleep(100 * MS).await;
+        tokio::time::advance(SECOND).await;
+        let mut granted = 0;
+        while let Some(mut wait) = waits.pop() {
+            match wait.poll() {
+                std::task::Poll::Ready(answer) => {
+                    granted += 1;
+                    assert!(answer.is_ok(), "number {}: {answer:?}", waits.len());
+                }
+                std::task::Poll::Pending => {
+                    waits.insert(0, wait);
+                    tokio::time::sleep(MS).await;
+                }
+            }
+        }
+        assert_eq!(granted, 600);
+    });
+}
