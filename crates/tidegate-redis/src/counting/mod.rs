@@ -497,7 +497,7 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn is_closed(&self) -> bool {
-        self.shared.check(1) == Err(Refusal::Closed)
+        self.shared.is_closed()
     }
 
     fn non_blocking(&self) -> Option<AnyLimiter> {

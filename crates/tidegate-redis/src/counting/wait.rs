@@ -43,20 +43,21 @@ impl Wait {
         waits_for_permits: bool,
     ) -> Result<Wait, Refusal> {
         let shared = shared.clone();
-        shared.check(request.permits)?;
         let waits_for_permits = waits_for_permits && request.within != Some(Duration::ZERO);
         let longest = request.within.filter(|_| waits_for_permits);
         let ends = longest.and_then(|longest| Instant::now().checked_add(longest));
         let (position, answer) = shared.join(request.permits, waits_for_permits, ends, request.priority)?;
-        let clock = DefaultClock::new();
-        let began = clock.now();
-        let longest = longest.map(|within| {
+        let (position, clock) = (Some(position), DefaultClock::new());
+        let (began, waited) = (clock.now(), Nanos::ZERO);
+        let mut wait =
+            Wait { shared, position, answer, clock, began, waits_for_permits, waited, longest: None };
+        // A clock whose runtime has no timer panics, and the request leaves the queue.
+        wait.longest = longest.map(|within| {
             let end = |span| began.saturating_add(Nanos::from_duration(span));
-            let (ends, last) = (end(within), end(within.max(shared.store.timeout())));
-            Longest { ends, last, sleep: Box::pin(clock.sleep_until(ends)) }
+            let (ends, last) = (end(within), end(within.max(wait.shared.store.timeout())));
+            Longest { ends, last, sleep: Box::pin(wait.clock.sleep_until(ends)) }
         });
-        let position = Some(position);
-        Ok(Wait { shared, position, answer, clock, began, waits_for_permits, waited: Nanos::ZERO, longest })
+        Ok(wait)
     }
 
     /// Waits for the end of the maximum wait. Then the request waits only for the decision, or it
@@ -117,5 +118,38 @@ impl Future for Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::{Store, StoreCountingLimit, WhileAway};
+
+    /// Returns a limit whose requests wait for a store that does not exist.
+    fn jobs(limit: u32) -> StoreCountingLimit {
+        let store = Store::builder("redis://127.0.0.1:1").while_away(WhileAway::Wait).open();
+        store.expect("a store").counting("jobs", limit).build().expect("a limit")
+    }
+
+    /// The request stayed in the queue of the store, and no other was served.
+    #[test]
+    fn a_request_without_a_timer_leaves_the_queue() {
+        let (jobs, runtime) = (jobs(1), tokio::runtime::Builder::new_current_thread().build());
+        let runtime = runtime.expect("a runtime");
+        let acquire = || runtime.block_on(jobs.acquire_within(Duration::from_secs(1))).map(drop);
+        assert!(catch_unwind(AssertUnwindSafe(acquire)).is_err());
+        assert_eq!(jobs.shared.waiting(), 0);
+    }
+
+    /// A request whose size was checked before the limit was lowered joined the queue afterwards.
+    #[test]
+    fn a_request_that_is_too_large_does_not_join() {
+        let jobs = jobs(10);
+        jobs.set_limit(5);
+        let too_large = Refusal::ExceedsLimit { requested: 10, limit: 5 };
+        assert_eq!(jobs.shared.join(10, true, None, 0).err(), Some(too_large));
     }
 }

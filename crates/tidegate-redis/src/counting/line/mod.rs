@@ -124,15 +124,8 @@ impl Shared {
         self.line().waiters.len()
     }
 
-    pub(super) fn check(&self, permits: u32) -> Result<(), Refusal> {
-        let limit = self.limit();
-        match permits {
-            _ if self.line().is_closed => Err(Refusal::Closed),
-            0 => Err(Refusal::ZeroPermits),
-            // A single permit may become available when the limit is raised.
-            n if n > limit.max(1) => Err(Refusal::ExceedsLimit { requested: n, limit }),
-            _ => Ok(()),
-        }
+    pub(super) fn is_closed(&self) -> bool {
+        self.line().is_closed
     }
 
     /// Adds a request to the queue. It leaves the queue when it is decided, or by `leave`.
@@ -144,8 +137,14 @@ impl Shared {
         priority: i8,
     ) -> Result<(Position, oneshot::Receiver<Answer>), Refusal> {
         let mut line = self.line();
-        if line.is_closed {
-            return Err(Refusal::Closed);
+        // Read under the lock: a change of the limit refuses the larger requests of the queue.
+        let limit = self.limit();
+        match permits {
+            _ if line.is_closed => return Err(Refusal::Closed),
+            0 => return Err(Refusal::ZeroPermits),
+            // A single permit may become available when the limit is raised.
+            n if n > limit.max(1) => return Err(Refusal::ExceedsLimit { requested: n, limit }),
+            _ => {}
         }
         // Other requests already wait for permits in use.
         if line.announced > 0 && !waits_for_permits {
