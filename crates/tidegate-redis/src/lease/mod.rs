@@ -18,6 +18,7 @@ mod stock;
 mod sync;
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -299,10 +300,11 @@ impl Leases {
 
     /// Refuses the queued requests.
     pub(crate) fn close(&self) {
-        match &self.all {
+        // A panic of a user's waker must not keep the line from being closed.
+        _ = catch_unwind(AssertUnwindSafe(|| match &self.all {
             Some(all) => all.close(),
             None => self.limiters[0].close(),
-        };
+        }));
     }
 
     /// Starts the task that books permits, or kicks it. Returns whether that task runs.
@@ -463,19 +465,17 @@ impl Leases {
             }
         }
         match outcome {
-            // A debit of no permits makes the limiter serve its queue, and refuse the queued
-            // requests that no booking serves in time.
             OrderOutcome::Booked(limits, returns) => {
                 if !returns.is_empty() {
                     self.give_back(&returns);
                 }
-                limits.into_iter().for_each(|i| self.limiters[i].debit(0));
+                limits.into_iter().for_each(|i| serve(&self.limiters[i]));
                 if self.ledger.is_backing_off(set.clock.now()) {
                     // The queued requests that no booking serves move to the store.
                     self.handle_failure();
                 }
             }
-            OrderOutcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
+            OrderOutcome::Refused => self.limiters.iter().for_each(serve),
             OrderOutcome::NoneSooner => {}
             OrderOutcome::Failed => self.handle_failure(),
         }
@@ -511,6 +511,13 @@ impl Leases {
         }
         Next::Now
     }
+}
+
+/// Makes a limiter serve its queue, by a debit of no permits, and refuse the queued requests that no
+/// booking serves in time.
+fn serve(limiter: &RateLimiter<Lease>) {
+    // A panic of a user's waker must not end the task that books permits.
+    _ = catch_unwind(AssertUnwindSafe(|| limiter.debit(0)));
 }
 
 /// The task that books permits. If it is dropped before it ends itself, its store has ended, and

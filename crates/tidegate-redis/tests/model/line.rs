@@ -909,6 +909,38 @@ fn is_degraded_or_unavailable(refusal: &AllRefusal) -> bool {
     refusal.is_degraded() || matches!(refusal.refusal(), Some(Refusal::Unavailable { .. }))
 }
 
+/// A waker of a request in the queue of leases panicked, and ended the task that books permits, or
+/// kept the limiter from being closed.
+#[test]
+fn a_waker_that_panics_ends_no_leases() {
+    on_model(async |model| {
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("limit", "token_bucket 1000/s burst 1000").leased();
+        let limiter = AnyLimiter::from(limiter.build().unwrap());
+        for _ in 0..500 {
+            let _ = limiter.acquire().await.unwrap();
+            sleep(2 * MS).await;
+        }
+        // More than is on lease, and less than the store has.
+        let waker = Waker::from(Arc::new(Panics));
+        let mut waits: Vec<_> = (0..40).map(|_| Box::pin(limiter.acquire_many(5))).collect();
+        waits.retain_mut(|wait| wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(waits.len() > 20);
+        sleep(10 * MS).await;
+        assert!(store.lease_counts().outstanding() > 0);
+        for wait in waits {
+            let _ = wait.await.unwrap();
+        }
+        sleep(1000 * MS).await;
+        assert_eq!(store.lease_counts().outstanding(), 0);
+        let mut waits: Vec<_> = (0..40).map(|_| Box::pin(limiter.acquire_many(5))).collect();
+        waits.retain_mut(|wait| wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(limiter.close(), Ok(true));
+        assert!(is(&waits.pop().unwrap().await, &Refusal::Closed));
+        assert!(is(&limiter.acquire().await, &Refusal::Closed));
+    });
+}
+
 #[test]
 fn a_waker_that_panics_ends_no_line_of_permits_in_use() {
     on_model(async |model| {
