@@ -274,7 +274,11 @@ impl StoreLimiter {
     /// ```
     pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         match self.begin_pause(pause) {
-            Some(operation) => self.ask(operation, &[]).await.map(drop),
+            Some(operation) => {
+                let answer = self.ask(operation, &[]).await;
+                self.end_leases();
+                answer.map(drop)
+            }
             None => Ok(()),
         }
     }
@@ -372,7 +376,8 @@ impl StoreLimiter {
         let (member, costs) = self.kept(name, permits)?;
         let lost = self.discard_beyond(member, permits);
         let reply = self.ask(Operation::Keep, &costs).await?;
-        Ok(reply.limits[member].other + lost)
+        // Permits may have been booked before the message left.
+        Ok(reply.limits[member].other + lost + self.discard_beyond(member, permits))
     }
 
     /// Pauses this process. Returns the operation that pauses the store; nothing if the pause is
@@ -383,15 +388,19 @@ impl StoreLimiter {
         if span.is_zero() {
             return None;
         }
-        if let Some(leases) = &self.line.leases {
-            leases.end();
-        }
+        self.end_leases();
         self.line.prolong_pause(span);
         let set = &self.line.set;
         if span > set.known_pause.rest() {
             set.observers.report(|events| events.paused(span));
         }
         Some(Operation::Pause { span, keep_permits: pause.keeps_permits() })
+    }
+
+    /// Ends the leases for a pause: before the message to the store, and once more after it, because
+    /// permits may have been booked before it left.
+    fn end_leases(&self) {
+        self.line.leases.iter().for_each(|leases| leases.end());
     }
 
     fn resume_leases(&self) {
@@ -566,6 +575,7 @@ impl Limiter for StoreLimiter {
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         if let Some(operation) = self.begin_pause(pause) {
             self.line.set.send_detached(operation, &[]);
+            self.end_leases();
         }
         Ok(())
     }
@@ -599,6 +609,7 @@ impl Limiter for StoreLimiter {
             let (member, costs) = self.kept(name, permits)?;
             self.discard_beyond(member, permits);
             self.line.set.send_detached(Operation::Keep, &costs);
+            self.discard_beyond(member, permits);
             return Ok(0);
         }
         self.line.set.find(name)?;

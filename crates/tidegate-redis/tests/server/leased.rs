@@ -1,12 +1,14 @@
 //! Leases of several processes over a server.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::support::Server;
-use tidegate::AnyLimiter;
+use tidegate::{AnyLimiter, Events, Pause};
 use tidegate_redis::{Store, WhileAway};
 
 const RATE: u64 = 5_000;
@@ -61,5 +63,47 @@ async fn eight_clients_never_take_more_than_the_server_has() {
     assert!(stores.iter().any(|store| store.lease_counts().taken > 0));
     for counts in stores.iter().map(Store::lease_counts) {
         assert!(counts.used + counts.returned + counts.lost <= counts.taken, "{counts:?}");
+    }
+}
+
+/// Makes requests when a pause begins, and waits until permits are booked for them.
+#[derive(Default)]
+struct Asks(OnceLock<(Store, AnyLimiter)>);
+
+impl Events for Asks {
+    fn paused(&self, _: Duration) {
+        let (store, limiter) = self.0.get().unwrap();
+        let taken = store.lease_counts().taken;
+        let mut waits: Vec<_> = (0..10).map(|_| limiter.acquire()).collect();
+        for wait in &mut waits {
+            _ = Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()));
+        }
+        while store.lease_counts().taken == taken {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A lease that was booked between the end of the former one and the pause was spent in the pause.
+#[tokio::test]
+async fn no_lease_is_spent_after_a_pause_has_begun() {
+    let Some(server) = Server::start() else { return };
+    for blocks in [false, true] {
+        let asks = Arc::new(Asks::default());
+        let store = Store::builder(server.url()).timeout(Duration::from_secs(3600)).open().unwrap();
+        let limit = store.limiter(format!("{blocks}")).limit("calls", "token_bucket 100000/h burst 50000");
+        let leased = limit.leased().build().unwrap();
+        leased.observe(asks.clone());
+        let limiter = AnyLimiter::from(leased.clone());
+        assert!(asks.0.set((store, limiter.clone())).is_ok());
+        for _ in 0..1000 {
+            drop(limiter.acquire_now([]).await.unwrap());
+        }
+        let pause = Pause::lasting(Duration::from_secs(3600));
+        match blocks {
+            true => limiter.pause(pause).unwrap(),
+            false => leased.pause(pause).await.unwrap(),
+        }
+        assert!(limiter.acquire_now([]).await.is_err(), "{blocks}");
     }
 }
