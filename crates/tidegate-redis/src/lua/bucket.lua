@@ -321,9 +321,11 @@ do
       return l.terms[11] - l.terms[10]
     end,
 
-    -- Returns the instant of the last grant. `booked` may be later, because of a pause or a debt.
+    -- Returns the instant of the last grant. `booked` may be later, because of a pause or a debt,
+    -- and so may be a peak: a debit in a pause counts at the end of the pause.
     last = function(l)
-      return l.peaks[#l.peaks - 1] or 0
+      local last = l.peaks[#l.peaks - 1] or 0
+      return l.now < l.held and min(last, l.booked - l.shift) or last
     end,
 
     due = function(l, at, n)

@@ -153,6 +153,48 @@ fn nothing_comes_back_from_before_a_reset() {
     }
 }
 
+/// What a debit in a pause charged counted as a booking at the end of the pause. After a reset, no
+/// grant came back until that time, and the key was kept as long.
+#[test]
+fn a_reset_forgets_a_debit_of_a_pause() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "token_bucket 5/s burst 5",
+        "token_bucket 5/s burst 5 interval_refill",
+        "leaky_bucket 5/s nodelay 4",
+        "smooth_bursty 5/s max_burst 800ms start_full",
+        "fixed_window 5/s",
+        "sliding_window 5/s cells 5",
+        "sliding_estimate 5/s",
+        "sliding_log 5/s",
+    ] {
+        for (i, (waits, pauses)) in [(0, 1), (0, 2), (1, 1), (2, 2)].into_iter().enumerate() {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-debit-{i}"));
+            let mut call = |operation, at, n| store.call(operation, at, &[limit.part(n, &[])]);
+            assert_eq!(call(TRY, START, 5).answer, Answer::Done, "{line}");
+            let mut last = START;
+            for _ in 0..waits {
+                let due = call(ANY_WAIT, START, 1).due;
+                last = u64::try_from(due).expect("an instant");
+            }
+            for pause in 1..=pauses {
+                let span = Duration::from_secs(3600 * pause);
+                call(Operation::Pause { span, keep_permits: false }, START + pause, 1);
+                call(Operation::Debit, START + 2 * pause, 3);
+            }
+            call(Operation::Reset, START + 9, 1);
+            let at = last.max(START + 9) + 1;
+            assert_eq!(call(TRY, at, 5).answer, Answer::Done, "{line}");
+            call(Operation::Refund { due: i64::try_from(at).expect("an instant") }, at, 1);
+            assert_eq!(call(TRY, at, 1).answer, Answer::Done, "{line}: {waits} waits, {pauses} pauses");
+            // Keys of tests live for a day longer.
+            let ttl: u64 = store.ttl(&limit);
+            assert!(ttl <= 86_400_000 + 60_000, "{line}: kept for {ttl} ms");
+        }
+    }
+}
+
 /// The permits of a dropped wait that a debit takes when they come back were promised to a request
 /// that does not wait: it was told a window too little.
 #[test]
