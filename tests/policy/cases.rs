@@ -485,6 +485,30 @@ fn a_crowd_of_no_requests_or_without_a_limit_delays_no_request() -> Result<(), B
     Ok(())
 }
 
+/// Bug: a burst was refused that fits without a rate, because it did not fit at the rate before.
+/// The permits that were there stay.
+#[test]
+fn a_burst_that_fits_without_a_rate_fits_after_any_rate() -> Result<(), Box<dyn Error>> {
+    for (rate, burst) in [(Rate::UNLIMITED, 5000), (Rate::UNLIMITED, u32::MAX), (Rate::ZERO, 1000)] {
+        for (keep, kept) in
+            [(Keep::Count, 3), (Keep::Ratio, u64::from(burst / 10 * 3)), (Keep::Nothing, u64::from(burst))]
+        {
+            let policy = TokenBucket::new(Rate::per_day(5), 10);
+            let state = policy.start(secs(10));
+            policy.try_acquire(&state, secs(10), 7)?;
+            policy.change(&state, secs(10), Change::rate(rate).burst(burst).keep(keep))?;
+            if rate == Rate::ZERO {
+                assert_eq!(policy.status(&state, secs(11)).available, kept, "{keep:?}");
+            }
+            assert_eq!(policy.try_acquire(&state, secs(20), 5000).is_ok(), rate == Rate::UNLIMITED);
+            policy.change(&state, secs(30), Change::rate(Rate::per_second(1)).burst(10))?;
+            let available = if rate == Rate::ZERO { kept.min(10) } else { 10 };
+            assert_eq!(policy.status(&state, secs(30)).available, available, "{rate:?}, {keep:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_window_predicts_the_whole_limit_and_never_more() -> Result<(), Box<dyn Error>> {
     for text in ["fixed_window 5/s", "sliding_window 5/s cells 4", "sliding_estimate 5/s", "sliding_log 5/s"]

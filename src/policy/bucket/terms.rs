@@ -69,6 +69,12 @@ impl Terms {
     /// Returns the numbers of these terms, in force since a tick. `before` is the interval until
     /// then.
     pub(super) fn numbers(self, since: u64, before: Interval) -> Result<(Numbers, More), PolicyError> {
+        // Without a rate, any interval distinguishes tokens.
+        let is_any = self.rate.is_unlimited() || self.rate.is_zero();
+        let before = match is_any && self.fill(before) > ticks::ORIGIN {
+            true => Interval::of_ticks(PLACEHOLDER_INTERVAL),
+            false => before,
+        };
         let (numbers, more) = self.rounded_numbers(since, before);
         if self.fill(more.interval) > ticks::ORIGIN - numbers.step {
             let tolerance = Duration::from_nanos(self.tolerance / ticks::PER_NANO);
