@@ -172,7 +172,11 @@ fn the_error_of_a_bad_configuration_says_what_to_write() {
         ("sliding_log 99999999/h", "a log of 99999999 permits is longer than the limit of 16777215"),
         (
             "fixed_window 0.3333333333333/s",
-            "rate 0.3333333333333/s is not a whole number of permits in a whole number of nanoseconds: write 1/3s",
+            "rate 0.3333333333333/s is not a whole number of permits, at most 4294967295, in a whole number of nanoseconds: write 1/3s",
+        ),
+        (
+            "fixed_window 4294967296/s",
+            "rate 4294967296/s is not a whole number of permits, at most 4294967295, in a whole number of nanoseconds",
         ),
         ("smooth_bursty 5/s color red", "color: smooth_bursty has only max_burst and start_full"),
         (

@@ -72,7 +72,7 @@ fn messages() -> Vec<(&'static str, String, String)> {
         (
             "fixed_window 0.3333333333333/s",
             line("fixed_window 0.3333333333333/s"),
-            "rate 0.3333333333333/s is not a whole number of permits in a whole number of nanoseconds: write 1/3s"
+            "rate 0.3333333333333/s is not a whole number of permits, at most 4294967295, in a whole number of nanoseconds: write 1/3s"
                 .into(),
         ),
         (

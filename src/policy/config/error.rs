@@ -123,8 +123,8 @@ impl fmt::Display for ConfigError {
                 write!(f, "cannot change {old} to {new} in place; create a new limiter")
             }
             ConfigError::Rate(error) => error.fmt(f),
-            ConfigError::Number(PolicyError::NotWhole { rate }) => {
-                write!(f, "rate {rate} is not a whole number of permits in a whole number of nanoseconds")?;
+            ConfigError::Number(error @ PolicyError::NotWhole { rate }) => {
+                write!(f, "rate {error}")?;
                 rate.whole_nearby().map_or(Ok(()), |near| write!(f, ": write {near}"))
             }
             ConfigError::Number(error) => error.fmt(f),

@@ -131,8 +131,8 @@ impl SlidingLog {
     ///
     /// # Errors
     ///
-    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits in a whole number
-    ///   of nanoseconds.
+    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most
+    ///   4,294,967,295, in a whole number of nanoseconds.
     /// - [`PolicyError::Log`] if it has more permits than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
     pub fn try_new(rate: Rate) -> Result<SlidingLog, PolicyError> {
         let log = SlidingLog { window: CurrentWindow::new(rate, 1)?, room: 1 };
