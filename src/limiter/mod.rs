@@ -273,8 +273,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::Limited`] if the request sets a time [within](Request::within) which it must be
     ///   served, and would be served later. Its `retry_after` is the time until an equal call would
     ///   be accepted. An accepted request is refused later only if its due time moves: because of a
-    ///   lower rate, because of requests of a higher priority, or because the program stood still
-    ///   for longer than the [catch-up](RateLimiter::set_catch_up). A
+    ///   lower rate, a debit, or requests of a higher priority, because the program stood still for
+    ///   longer than the [catch-up](RateLimiter::set_catch_up), or because a
+    ///   [`SmoothWarmingUp`](crate::SmoothWarmingUp) that got permits back has cooled. A
     ///   [`LeakyBucket`](crate::LeakyBucket) without room also refuses with `Limited`.
     /// - [`Refusal::Paused`] instead of `Limited` during a [pause](RateLimiter::pause_for).
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is

@@ -109,10 +109,10 @@ use crate::time::Nanos;
 /// When the rate changes, coldness and negative balance are kept as times: [`Keep::Ratio`]. When
 /// the rate leaves [`Rate::UNLIMITED`], the limiter is warm.
 ///
-/// Permits that are given back while the limiter is paused, or has a negative balance, lengthen the
-/// gap in which it cools. Then later requests cost more, and a waiter with a deadline that was
-/// accepted in time may be too late: it is refused at its deadline, and requests behind it come due
-/// earlier than predicted.
+/// Permits that are given back lengthen the gap in which the limiter cools: a grant that is undone
+/// later than it was made cools for the time in between, as if it had never been made. Then later
+/// requests cost more, and a waiter with a deadline that was accepted in time may be too late: it is
+/// refused at its deadline, and requests behind it come due earlier than predicted.
 ///
 /// # Examples
 ///
