@@ -113,6 +113,24 @@ impl<L: Limit> RateLimitLayer<L> {
     ///     key.to_str().map(String::from).map_err(|_| StatusCode::BAD_REQUEST)
     /// });
     /// ```
+    ///
+    /// A limit for each user, and one for all users. The type of the composite names the borrowed
+    /// key:
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tidegate::{KeyedAllOf, KeyedRateLimiter, Rate, RateLimiter, TokenBucket};
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 100_000);
+    /// let all = RateLimiter::new(TokenBucket::new(Rate::per_second(500), 1000));
+    /// let limits: KeyedAllOf<str> = KeyedAllOf::new("user", &users).with("all users", &all);
+    /// let layer = RateLimitLayer::keyed(limits, |request| {
+    ///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
+    ///     key.to_str().map(String::from).map_err(|_| StatusCode::BAD_REQUEST)
+    /// });
+    /// ```
     #[must_use]
     pub fn keyed<K>(limiter: L, key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self
     where
