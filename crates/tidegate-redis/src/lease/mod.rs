@@ -161,9 +161,8 @@ impl Leases {
             }
             return None;
         }
-        let is_endless = within.is_none();
-        let number = self.ledger.joins(costs, is_endless);
-        let joined = joined.insert(Joined { ledger: &self.ledger, number, is_endless });
+        let number = self.ledger.joins(costs, within.is_none());
+        let joined = joined.insert(Joined { ledger: &self.ledger, number });
         let mut failed = pin!(guarded(self.failed.notified()));
         if !self.drive() {
             return None;
@@ -560,12 +559,11 @@ enum Next {
 struct Joined<'a> {
     ledger: &'a Ledger,
     number: u64,
-    is_endless: bool,
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.ledger.leaves(self.number, self.is_endless);
+        self.ledger.leaves(self.number);
     }
 }
 

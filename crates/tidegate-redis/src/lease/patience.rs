@@ -62,14 +62,14 @@ impl Patience {
         self.endless.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request without a maximum wait joins the queue.
-    pub(super) fn join(&self) {
-        self.endless.fetch_add(1, Ordering::Relaxed);
+    /// Notes that a request joins the queue.
+    pub(super) fn join(&self, is_endless: bool) {
+        self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
     }
 
-    /// Notes that a request without a maximum wait leaves the queue.
-    pub(super) fn leave(&self) {
-        self.endless.fetch_sub(1, Ordering::Relaxed);
+    /// Notes that a request leaves the queue.
+    pub(super) fn leave(&self, is_endless: bool) {
+        self.endless.fetch_sub(is_endless.into(), Ordering::Relaxed);
     }
 
     /// Notes in what time a permit of each limit is due, as reported by the store.

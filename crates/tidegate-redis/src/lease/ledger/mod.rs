@@ -167,31 +167,27 @@ impl Ledger {
     /// Notes that a request joins the queue, until it [leaves](Ledger::leaves). Returns the number
     /// of the request.
     pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> u64 {
-        let number = self.queued.join(costs, |costs| {
+        let number = self.queued.join(costs, is_endless, || {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 account.largest.fetch_max(*n, Ordering::Relaxed);
                 // SeqCst: see `Leases::drive`.
                 account.waiting.fetch_add(*n, Ordering::SeqCst);
             }
+            self.patience.join(is_endless);
         });
-        if is_endless {
-            self.patience.join();
-        }
         self.kick.notify_one();
         number
     }
 
-    pub(crate) fn leaves(&self, number: u64, is_endless: bool) {
-        self.queued.leave(number, |costs| {
+    pub(crate) fn leaves(&self, number: u64) {
+        self.queued.leave(number, |costs, is_endless| {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                     account.largest.store(0, Ordering::Relaxed);
                 }
             }
+            self.patience.leave(is_endless);
         });
-        if is_endless {
-            self.patience.leave();
-        }
         self.kick.notify_one();
     }
 

@@ -13,32 +13,33 @@ pub(super) struct Queued(Mutex<Numbered>);
 
 #[derive(Debug, Default)]
 struct Numbered {
-    /// The costs of each request, by its number. Numbers are in order of arrival.
-    costs: BTreeMap<u64, Costs>,
+    /// The costs of each request, and whether it has no maximum wait, by its number. Numbers are in
+    /// order of arrival. They begin again when no request is queued.
+    requests: BTreeMap<u64, (Costs, bool)>,
     /// The number of the first request for which too few permits were booked at the last failure.
     short_from: u64,
 }
 
 impl Queued {
-    /// Adds a request, and notes its costs under the lock. Returns its number.
-    pub(super) fn join(&self, costs: &Costs, note: impl FnOnce(&Costs)) -> u64 {
+    /// Adds a request, and notes it under the lock. Returns its number.
+    pub(super) fn join(&self, costs: &Costs, is_endless: bool, note: impl FnOnce()) -> u64 {
         let mut queued = self.lock();
-        let number = queued.costs.last_key_value().map_or(0, |(last, _)| last + 1);
-        queued.costs.insert(number, costs.clone());
-        note(costs);
+        let number = queued.requests.last_key_value().map_or(0, |(last, _)| last + 1);
+        queued.requests.insert(number, (costs.clone(), is_endless));
+        note();
         number
     }
 
-    /// Removes a request, and notes its costs under the lock.
-    pub(super) fn leave(&self, number: u64, note: impl FnOnce(&Costs)) {
+    /// Removes a request, and notes under the lock what it was.
+    pub(super) fn leave(&self, number: u64, note: impl FnOnce(&Costs, bool)) {
         let mut queued = self.lock();
-        if let Some(costs) = queued.costs.remove(&number) {
-            note(&costs);
+        if let Some((costs, is_endless)) = queued.requests.remove(&number) {
+            note(&costs, is_endless);
         }
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.lock().costs.len() as u64
+        self.lock().requests.len() as u64
     }
 
     /// Notes for which of the last `in_queue` requests no lease will come: from the first one on
@@ -46,7 +47,7 @@ impl Queued {
     /// booked, which is `left`. The requests before the last `in_queue` are assumed to be granted.
     pub(super) fn note_failure(&self, mut left: Vec<u64>, in_queue: usize) {
         let mut queued = self.lock();
-        let granted = queued.costs.len().saturating_sub(in_queue);
+        let granted = queued.requests.len().saturating_sub(in_queue);
         let mut takes = |costs: &Costs| {
             left.iter_mut().zip(costs).all(|(left, (n, _))| {
                 let rest = left.checked_sub(*n);
@@ -54,7 +55,7 @@ impl Queued {
                 rest.is_some()
             })
         };
-        let short = queued.costs.iter().skip(granted).find(|(_, costs)| !takes(costs));
+        let short = queued.requests.iter().skip(granted).find(|(_, (costs, _))| !takes(costs));
         queued.short_from = short.map_or(u64::MAX, |(number, _)| *number);
     }
 
