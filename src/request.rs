@@ -143,7 +143,9 @@ impl Request {
     }
 
     /// Sets the maximum wait. The request is refused at once if its permits are due later. A
-    /// waiting request is refused as soon as its permits turn out to be due later.
+    /// waiting request is refused as soon as a change makes its permits due later. If the program
+    /// stood still, it is refused at the end of its wait, and until then times that are told count
+    /// its permits.
     ///
     /// The first poll decides, based on the position that the request gets in the queue. What
     /// counts is the time at which the permits are due, not the time at which a late timer fires. A
