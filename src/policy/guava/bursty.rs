@@ -379,6 +379,13 @@ impl Policy for SmoothBursty {
         ticks::to_nanos(zero.max(self.floor(ticks::from_nanos(at))).saturating_add(ahead))
     }
 
+    /// A request that waits is granted on credit, and no permit overflows meanwhile. But a request
+    /// that must leave some permits may wait until the limiter is full, and the permits of the
+    /// nanosecond by which its time is rounded up overflow.
+    fn one_by_one(&self, largest: u32) -> usize {
+        if largest == u32::MAX { usize::MAX } else { 0 }
+    }
+
     fn forecast(&self, state: &BurstyState, at: Nanos) -> Forecast {
         Forecast::with(at, [AtomicWord::load(&state.zero), 0, 0])
     }
