@@ -89,6 +89,42 @@ fn a_take_is_priced_by_one_rate() {
     });
 }
 
+/// A request takes while the rate changes from zero. The cost at a rate of zero never shuts a
+/// limiter that has a rate.
+#[test]
+fn a_take_while_a_rate_begins_shuts_no_limiter() {
+    for n in [1, 3] {
+        model(move || {
+            let policy = Arc::new(SmoothBursty::new(Rate::ZERO));
+            let state = Arc::new(policy.start(Nanos::ZERO));
+            let taker = {
+                let (policy, state) = (policy.clone(), state.clone());
+                thread::spawn(move || policy.try_acquire(&state, Nanos::new(1), n).is_ok())
+            };
+            policy.set_rate(&state, Nanos::ZERO, Rate::per_second(10));
+            taker.join().expect("no panic");
+            assert!(policy.ready_at(&state, Nanos::new(1), 0, 1) < Nanos::MAX, "shut for good");
+        });
+    }
+}
+
+/// The broken twin: the cost is read before the change, and whether the rate is zero after it.
+#[test]
+#[should_panic(expected = "shut for good")]
+fn broken_a_take_while_a_rate_begins_shuts_no_limiter() {
+    model(|| {
+        let price = Arc::new(AtomicU64::new(u64::MAX));
+        let writer = {
+            let price = price.clone();
+            thread::spawn(move || price.store(10, Ordering::Relaxed))
+        };
+        let cost = price.load(Ordering::Relaxed);
+        let is_zero = price.load(Ordering::Relaxed) == u64::MAX;
+        assert!(is_zero || cost < u64::MAX, "shut for good");
+        writer.join().expect("no panic");
+    });
+}
+
 /// The broken twin: period and permits in two atomics.
 #[test]
 #[should_panic(expected = "one rate")]

@@ -352,7 +352,15 @@ impl Policy for SmoothBursty {
             }
             // Computed only here: a refusal needs neither.
             let granted = grant(zero, self.floor(tick), self.rate.price(n));
-            if granted.0 == ticks::NEVER && self.rate.is_zero() { Err(ticks::NEVER) } else { Ok(granted) }
+            if granted.0 < ticks::NEVER {
+                return Ok(granted);
+            }
+            // The cost may be that of a rate of zero which a change has just replaced. It would shut
+            // the limiter for good, so one reading of the rate decides and tells the cost.
+            match self.rate.interval() {
+                interval if interval.is_zero() => Err(ticks::NEVER),
+                interval => Ok(grant(zero, self.floor(tick), interval.price(n))),
+            }
         })
         .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
     }
