@@ -257,6 +257,13 @@ pub trait Reserved: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 
     ///
     /// [`AllRefusal::NoMember`] for a cost with an unknown name.
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal>;
+
+    /// Takes back the whole reservation, as far as possible. By default this settles it with 0 for
+    /// each limit.
+    fn settle_unused(self: Box<Self>) {
+        // The request names no limit, so no name is unknown.
+        let _ = self.settle(&AllRequest::from(0));
+    }
 }
 
 impl AnyLimiter {
@@ -779,10 +786,10 @@ impl AnyReservation {
     }
 
     /// Takes back the whole reservation, as far as possible: for a call that failed or was not
-    /// made. Like [`settle`](AnyReservation::settle) with 0 for each limit.
+    /// made. Like [`settle`](AnyReservation::settle) with 0 for each limit, also for a limit with a
+    /// [default cost](crate::AllOf::default_cost).
     pub fn settle_unused(self) {
-        // The request names no limit, so no name is unknown.
-        let _ = self.settle(0);
+        self.0.settle_unused();
     }
 }
 

@@ -75,4 +75,8 @@ impl<C: Timer> Reserved for AllReservation<C> {
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         AllReservation::settle(*self, used.clone())
     }
+
+    fn settle_unused(self: Box<Self>) {
+        AllReservation::settle_unused(*self);
+    }
 }

@@ -484,3 +484,23 @@ fn a_reservation_that_passed_without_permits_reports_none() -> Result<(), AllRef
     }
     Ok(())
 }
+
+/// A member with a default cost kept the cost of a reservation that was given back, or was charged
+/// for a reservation that gave up its position.
+#[test]
+fn a_reservation_gives_back_default_costs() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let (calls, tokens) = (bucket(&clock, 1, 100), bucket(&clock, 1, 100));
+    let api = AllOf::new("calls", &calls).with("tokens", &tokens).default_cost("tokens", 20);
+    let api = AnyLimiter::from(api);
+    let mut claimed = api.reserve(1)?;
+    claimed.blocking_claim()?;
+    claimed.settle_unused();
+    assert_eq!(tokens.status().available, 100);
+    drop(api.try_acquire_many([("tokens", 100)])?);
+    let waiting = api.reserve(1)?;
+    waiting.settle_unused();
+    clock.advance(Duration::from_secs(20));
+    assert_eq!(tokens.status().available, 20);
+    Ok(())
+}

@@ -130,8 +130,7 @@ impl NextItem {
 impl Drop for NextItem {
     fn drop(&mut self) {
         if let Some(reservation) = self.take_due() {
-            // One number for all limits, without a name that could be wrong.
-            let _ = reservation.settle(0);
+            reservation.settle_unused();
         }
     }
 }

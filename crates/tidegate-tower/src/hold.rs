@@ -50,6 +50,13 @@ impl Hold {
         }
     }
 
+    /// Ends the call, and takes back the whole estimate.
+    pub(crate) fn give_back(mut self) {
+        if let Held::Estimate(estimate) = std::mem::take(&mut self.0) {
+            estimate.0.into_inner().unwrap_or_else(PoisonError::into_inner).settle_unused();
+        }
+    }
+
     /// Ends the call.
     pub(crate) fn end(&mut self) {
         if let Held::Estimate(estimate) = std::mem::take(&mut self.0)

@@ -98,12 +98,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives all permits back.
-pub(crate) fn give_back(reservation: AnyReservation) {
-    // The cost names no limit, so no name can be wrong.
-    let _ = reservation.settle(0);
-}
-
 impl Slot {
     /// Fills the slot.
     pub(crate) fn put(self: &Arc<Self>, reservation: AnyReservation, stage: Stage, idle: Option<&Idle>) {
@@ -176,7 +170,7 @@ impl Idle {
         while let Some((listed, slot)) = idle(Stage::Due).or_else(|| idle(Stage::Waits)) {
             // Outside of the list's lock: giving permits back wakes other requests.
             if let Some(reservation) = slot.take_listed(listed, self) {
-                give_back(reservation);
+                reservation.settle_unused();
             }
         }
         let due = self.due();

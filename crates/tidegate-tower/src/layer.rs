@@ -545,9 +545,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     }
 
     /// Ends the hold of a call after its service failed.
-    pub(crate) fn failed(&self, mut hold: Hold) {
+    pub(crate) fn failed(&self, hold: Hold) {
         if self.refunds_errors {
-            hold.settle(0.into());
+            hold.give_back();
         }
     }
 

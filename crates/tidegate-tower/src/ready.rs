@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use crate::body::Body;
 use crate::hold::Hold;
-use crate::idle::{Idle, Slot, Stage, give_back};
+use crate::idle::{Idle, Slot, Stage};
 use crate::limit::Limit;
 use crate::refused::{Error, Refused};
 use crate::service::take_ready;
@@ -318,7 +318,7 @@ where
             }
             // The permits were given back, or `poll_ready` did not return that it is ready.
             waiting => {
-                waiting.into_iter().for_each(give_back);
+                waiting.into_iter().for_each(tidegate::AnyReservation::settle_unused);
                 let call = Some((take_ready(&mut self.inner), request));
                 Calling::Wait { wait: self.layer.limit.acquire(&(), &self.layer.ask), call }
             }
@@ -336,7 +336,7 @@ impl<S: Clone, L: Limit<Key = ()>, M> Clone for ReadyRateLimit<S, L, M> {
 impl<S, L: Limit<Key = ()>, M> Drop for ReadyRateLimit<S, L, M> {
     fn drop(&mut self) {
         if let Some(reservation) = self.slot.take(self.layer.idle.as_deref()) {
-            give_back(reservation);
+            reservation.settle_unused();
         }
     }
 }

@@ -107,9 +107,10 @@ impl Call {
 
     /// Ends a call that was reserved and not made: all its reserved permits go back. Like
     /// [`settle`](Call::settle) with 0 for each limit.
-    pub fn settle_unused(self) {
-        // The request names no limit, so no name is unknown.
-        let _ = self.settle(0);
+    pub fn settle_unused(mut self) {
+        if let Held::Reservation(reservation) = std::mem::replace(&mut self.held, Held::Nothing) {
+            reservation.into_inner().unwrap_or_else(PoisonError::into_inner).settle_unused();
+        }
     }
 }
 

@@ -68,10 +68,9 @@ impl Future for CallReservation<'_> {
                 // The server allows no more calls and the limiter pauses, or the route has moved to
                 // another limiter: the permits go back.
                 Err(reservation) => {
-                    let next = this.obey.reserve_any(&this.tries.next(&this.request));
-                    // The cost has no name, so no name can be wrong.
-                    let _ = reservation.settle(0);
-                    match next {
+                    // Before the call reserves again, which would wait behind these permits.
+                    reservation.settle_unused();
+                    match this.obey.reserve_any(&this.tries.next(&this.request)) {
                         Ok(next) => this.reservation = Some(next),
                         Err(refusal) => return Poll::Ready(Err(refusal)),
                     }
