@@ -270,11 +270,15 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
         let shared = &self.shared;
         let word = shared.gate_word.load();
         // A closed limiter also has the flag `PAUSED`.
-        if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
+        if !word.has(SHARE_KEPT) && !word.has(PAUSED) && !word.has(SHADOW) {
             return shared.rule.policy.check(n);
         }
         let (line, now) = shared.lock_for_check();
-        line.check(&shared.rule, now, Demand::exactly(&n, priority))
+        match line.check(&shared.rule, now, Demand::exactly(&n, priority)) {
+            // In shadow mode the member lets the request pass that it would refuse.
+            Err(refusal) if refusal != Refusal::Closed && line.settings.is_shadow() => Ok(()),
+            answer => answer,
+        }
     }
 
     fn changes(&self) -> u64 {

@@ -396,6 +396,29 @@ fn a_refund_reaches_a_waiter_behind_a_share() {
     assert!(assert_ready!(waiting.poll()).is_ok());
 }
 
+/// A member in shadow mode refused requests that it could never grant, or that had to leave permits.
+#[test]
+fn a_member_in_shadow_refuses_no_request_for_good() {
+    for kept in [0, 2] {
+        let clock = ManualClock::new();
+        let (a, b) = (bucket(&clock, 1, 3), bucket(&clock, 1, 10));
+        a.keep_for_priority(kept, 1);
+        a.set_shadow(true);
+        let all = AllOf::new("a", &a).with("b", &b);
+        assert!(all.try_acquire_many(5).is_ok());
+        let mut wait = spawn(all.acquire_many(5));
+        assert!(assert_ready!(wait.poll()).is_ok());
+        let mut behind = spawn(all.acquire_many(4));
+        assert_pending!(behind.poll());
+        clock.advance(Duration::from_secs(4));
+        assert!(assert_ready!(behind.poll()).is_ok());
+        a.set_shadow(false);
+        assert!(
+            matches!(all.try_acquire_many(5), Err(refusal) if matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. })))
+        );
+    }
+}
+
 #[test]
 fn shadow_frees_a_waiter_for_a_paused_member() {
     let (a, _b, both, _clock) = two();
