@@ -30,7 +30,6 @@
 //! already, and be undone with a level that is too high.
 
 use std::fmt::Debug;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -40,10 +39,10 @@ use crate::grant::Left;
 use crate::limiter::RateLimiter;
 use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
 use crate::limiter::settle::SettleableGrant;
-use crate::limiter::shared::Shared;
+use crate::limiter::shared::{Shared, UndoGuard};
 use crate::line::Line;
 use crate::line::deferred::Deferred;
-use crate::line::grants::{Made, Undoable};
+use crate::line::grants::Undoable;
 use crate::line::position::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::Single;
@@ -356,11 +355,11 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             // take. Acquire: the take finds the state with all refunds that the number counts.
             let undo_number = shared.undo_number.load(Ordering::Acquire);
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
-            charge.map(|charge| Undoable::since(charge, undo_number))
+            charge.map(|charge| UndoGuard::new(shared, Undoable::since(charge, undo_number)))
         } else {
             shared.serve_then(|line, visit| {
                 let (_, charge) = line.try_take(visit, Demand::exactly(&n, priority))?;
-                Ok(line.track(visit.rule, charge).into())
+                Ok(UndoGuard::new(shared, line.track(visit.rule, charge).into()))
             })
         };
         let grant = match taken {
@@ -369,19 +368,18 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             Err(_) if word.has(SHADOW) => return rest(),
             Err(refusal) => return Err(refusal),
         };
+        // From here on user code may panic. Then the guard undoes this take.
         if let Some(left) = left {
-            *left = Some(shared.left(&grant.charge));
+            *left = grant.charge().map(|charge| shared.left(charge));
         }
-        // The rest may call user code, which may panic: then this take is undone as well.
-        let result = catch_unwind(AssertUnwindSafe(rest));
-        if let Ok(Ok(())) = result {
-            if let Made::Tracked(id) = grant.made {
-                lock(&shared.line).make_final(id);
-            }
-            return Ok(());
+        if let Err(refusal) = rest() {
+            grant.undo();
+            return Err(refusal);
         }
-        shared.undo(grant);
-        result.unwrap_or_else(|panic| resume_unwind(panic))
+        if let Some(id) = grant.keep().id {
+            lock(&shared.line).make_final(id);
+        }
+        Ok(())
     }
 
     fn due(

@@ -522,6 +522,16 @@ impl<'a, R: Rule, C: Timer> UndoGuard<'a, R, C> {
         UndoGuard { shared, grant: Some(grant) }
     }
 
+    /// Returns what the grant took.
+    pub(crate) fn charge(&self) -> Option<&R::Charge> {
+        self.grant.as_ref().map(|grant| &grant.charge)
+    }
+
+    /// Undoes the grant. The drop does so under the lock.
+    pub(crate) fn undo(mut self) {
+        self.grant.take().into_iter().for_each(|grant| self.shared.undo(grant));
+    }
+
     /// Hands the grant to its caller.
     pub(crate) fn keep(mut self) -> Granted<R::Charge> {
         match self.grant.take() {

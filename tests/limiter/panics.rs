@@ -551,6 +551,30 @@ fn a_call_of_a_composite_that_panics_is_reported_once() {
     }
 }
 
+/// Bug: a member granted a request of a composite, refused a waiter that this made too late, and the
+/// waker of that waiter panicked. The permit was lost.
+#[test]
+fn a_composite_whose_take_panicked_took_nothing() {
+    let calls: [fn(&AllOf<ManualClock>, Request); 3] = [
+        |all, request| panics(|| all.try_acquire_many(request)),
+        |all, request| panics(|| all.try_acquire_many(request.with_left())),
+        |all, request| panics(|| spawn(all.acquire_many(request)).poll()),
+    ];
+    for (number, call) in calls.into_iter().enumerate() {
+        let clock = ManualClock::new();
+        let bucket = || RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 2), clock.clone());
+        let (limiter, other) = (bucket(), bucket());
+        assert!(limiter.try_acquire().is_ok());
+        let within = Request::permits(2).within(Duration::from_millis(150));
+        let mut too_late = Box::pin(limiter.clone().acquire_owned(within));
+        let waker = Waker::from(Arc::new(PanicsOnWake));
+        assert!(too_late.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let all = AllOf::new("limiter", &limiter).with("other", &other);
+        call(&all, Request::permits(1).priority(1));
+        assert_eq!((limiter.status().available, other.status().available), (1, 2), "{number}");
+    }
+}
+
 /// Bug: the panic of another request's waker ended the settlement before it was made.
 #[test]
 fn a_settlement_is_made_although_a_waker_panics() {
