@@ -1490,3 +1490,172 @@ fn a_limit_of_calls_in_flight_alone_obeys() {
     let refusal = api.try_acquire().map(drop).unwrap_err().refusal();
     assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
 }
+
+// Regressions: buckets, paces, and wakers that panic.
+
+/// Each call that moved to its bucket counted as one that began after the last refusal.
+#[test]
+fn calls_that_move_to_their_bucket_are_refused_together() {
+    let routes = by_bucket(&ManualClock::new());
+    let routes_of = |n: usize| routes.of(&format!("GET /channels/7/{n}"));
+    let mut calls: Vec<_> = (0..10).map(|n| routes_of(n).try_acquire().unwrap()).collect();
+    for call in &mut calls {
+        obey(call, 429, &[("x-ratelimit-bucket", "b")]);
+    }
+    assert_eq!(paused_for(&routes_of(0)), secs(1));
+}
+
+/// A response of a call that moved replaced the window of a later one.
+#[test]
+fn an_older_response_of_a_call_that_moves_opens_no_window() {
+    let clock = ManualClock::new();
+    let routes = by_bucket(&clock);
+    let (first, mut second) =
+        (routes.of("GET /channels/7/a"), routes.of("GET /channels/7/b").try_acquire().unwrap());
+    clock.advance(secs(1));
+    let left = |n, after| {
+        [("x-ratelimit-bucket", "b"), ("x-ratelimit-remaining", n), ("x-ratelimit-reset-after", after)]
+    };
+    obey(&mut first.try_acquire().unwrap(), 200, &left("3", "60"));
+    clock.advance(Duration::from_millis(200));
+    obey(&mut second, 200, &left("9", "1"));
+    let calls: Vec<_> = (0..9).map_while(|_| first.try_acquire().ok()).collect();
+    assert!(calls.len() <= 3, "{}", calls.len());
+}
+
+/// The limiter of a bucket without a known route was not paused.
+#[test]
+fn a_global_refusal_pauses_buckets_whose_routes_are_forgotten() {
+    let clock = ManualClock::new();
+    let routes = scopes(&clock, 1).by_bucket(|route, headers| {
+        let bucket = headers.get("x-ratelimit-bucket")?.to_str().ok()?;
+        Some(format!("{bucket} {}", route.split('/').nth(1)?))
+    });
+    obey(&mut routes.of("GET /7/a").try_acquire().unwrap(), 200, &[("x-ratelimit-bucket", "x")]);
+    let other = routes.of("GET /8/b");
+    let mut moves = routes.of("GET /7/c").try_acquire().unwrap();
+    obey(&mut other.begin(1), 429, &[("x-ratelimit-global", "true"), ("retry-after", "30")]);
+    obey(&mut moves, 200, &[("x-ratelimit-bucket", "x")]);
+    assert!(routes.of("GET /7/c").try_acquire().is_err());
+}
+
+/// Both buckets had one limiter.
+#[test]
+fn a_route_that_changes_its_bucket_takes_no_limiter_along() {
+    let routes = by_bucket(&ManualClock::new());
+    let (a, b) = ("GET /channels/7/a", "GET /channels/7/b");
+    for (route, bucket) in [(a, "x"), (b, "x"), (a, "y")] {
+        obey(&mut routes.of(route).try_acquire().unwrap(), 200, &[("x-ratelimit-bucket", bucket)]);
+    }
+    let refused = [("x-ratelimit-bucket", "y"), ("retry-after", "30")];
+    obey(&mut routes.of(a).try_acquire().unwrap(), 429, &refused);
+    assert_eq!((paused_for(&routes.of(a)), paused_for(&routes.of(b))), (secs(30), Duration::ZERO));
+}
+
+/// A reported limit of zero ended the pace for good.
+#[test]
+fn a_pace_goes_on_after_a_limit_of_zero() {
+    let (clock, rates) = (ManualClock::new(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
+    let set = rates.clone();
+    let set = move |rate: Rate| set.lock().unwrap().push(rate.as_per_second());
+    let pace = Pace::between(Rate::ZERO, Rate::per_second(100), set).learn().adapt();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+    let api = Obey::with_options(limiter, options(&clock).pace(pace));
+    let quota = |q| format!("\"a\";q={q};w=60");
+    obey(&mut api.begin(1), 200, &[("ratelimit-policy", &quota(0))]);
+    clock.advance(secs(10));
+    obey(&mut api.begin(1), 200, &[("ratelimit-policy", &quota(3000))]);
+    assert_eq!(*rates.lock().unwrap(), [50.0]);
+    // 70, and then 49.
+    obey(&mut api.begin(1), 429, &[]);
+    obey(&mut api.begin(1), 429, &[]);
+    let last = *rates.lock().unwrap().last().unwrap();
+    assert!((last - 49.0).abs() < 1e-9, "{last}");
+}
+
+struct PanicsOnWake;
+
+impl std::task::Wake for PanicsOnWake {
+    fn wake(self: std::sync::Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+/// A manual clock whose timer wakes no task.
+#[derive(Clone, Debug)]
+struct WithoutTimer(ManualClock);
+
+impl tidegate::Clock for WithoutTimer {
+    fn now(&self) -> tidegate::Nanos {
+        self.0.now()
+    }
+}
+
+impl tidegate::Timer for WithoutTimer {
+    type Sleep = Never;
+    type RuntimeId = ();
+
+    fn runtime(&self) -> Option<()> {
+        Some(())
+    }
+
+    fn sleep_until(&self, _: tidegate::Nanos) -> Never {
+        Never
+    }
+
+    fn park_until(&self, _: tidegate::Nanos) {}
+}
+
+struct Never;
+
+impl Future for Never {
+    type Output = ();
+
+    fn poll(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl tidegate::clock::Sleep for Never {
+    fn reset(self: std::pin::Pin<&mut Self>, _: tidegate::Nanos) {}
+}
+
+type Unattended = RateLimiter<TokenBucket, WithoutTimer>;
+
+/// A limiter of one permit per second, with a waiter whose waker panics.
+fn with_bad_waiter() -> (Unattended, Obey, ManualClock, impl Sized) {
+    let clock = ManualClock::new();
+    let limiter =
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), WithoutTimer(clock.clone()));
+    let api = Obey::with_options(limiter.clone(), options(&clock));
+    limiter.try_acquire().unwrap();
+    let mut wait = Box::pin(limiter.clone().acquire_owned(1));
+    let waker = Waker::from(std::sync::Arc::new(PanicsOnWake));
+    assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    (limiter, api, clock, wait)
+}
+
+fn panics<T>(call: impl FnOnce() -> T) {
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+}
+
+/// The panic of another request's waker ended the pause before it was made.
+#[test]
+fn a_refusal_pauses_although_a_waker_panics() {
+    let (limiter, api, clock, _wait) = with_bad_waiter();
+    let mut call = api.begin(0);
+    clock.jump(secs(1));
+    panics(|| obey(&mut call, 429, &[("x-ratelimit-remaining", "5"), ("retry-after", "30")]));
+    assert_eq!(limiter.status().paused_for, secs(30));
+}
+
+/// A call that panicked when it began was in flight for ever.
+#[test]
+fn a_call_whose_beginning_panicked_is_not_in_flight() {
+    let (_limiter, api, clock, _wait) = with_bad_waiter();
+    let left = [("x-ratelimit-remaining", "1"), ("x-ratelimit-reset-after", "60")];
+    obey(&mut api.begin(0), 200, &left);
+    clock.jump(secs(1));
+    panics(|| api.begin(1));
+    assert_eq!(api.in_flight(), 0);
+}

@@ -317,13 +317,21 @@ impl Obey {
     }
 
     fn force_begin(&self, load: Load) -> Ticket {
+        self.open(|state, now| state.force_begin(now, load))
+    }
+
+    /// Begins a call here that began elsewhere `age` ago.
+    fn move_in(&self, load: Load, age: Nanos) -> Ticket {
+        self.open(|state, now| state.move_in(now, load, age))
+    }
+
+    fn open(&self, begin: impl FnOnce(&mut State, Nanos) -> Ticket) -> Ticket {
         let now = self.now();
         let mut state = self.state();
-        let ticket = state.force_begin(now, load);
+        let ticket = begin(&mut state, now);
         let shut = state.exhausted_until(now);
         drop(state);
-        self.pause_until(shut, now);
-        ticket
+        self.pause_begun(ticket, shut, now)
     }
 
     fn begin_if_allowed(&self, load: Load) -> Option<Ticket> {
@@ -332,9 +340,29 @@ impl Obey {
         let begun = state.begin(now, load);
         let shut = state.exhausted_until(now);
         drop(state);
-        let until = begun.as_ref().err().copied();
-        self.pause_until(until.max(shut), now);
-        begun.ok()
+        match begun {
+            Ok(ticket) => Some(self.pause_begun(ticket, shut, now)),
+            Err(until) => {
+                self.pause_until(Some(until).max(shut), now);
+                None
+            }
+        }
+    }
+
+    /// Pauses the limiter for a call that has begun. If a waker or an observer panics in the pause,
+    /// the call ends.
+    fn pause_begun(&self, ticket: Ticket, until: Option<Nanos>, now: Nanos) -> Ticket {
+        struct Begun<'a>(&'a Obey, Option<Ticket>);
+
+        impl Drop for Begun<'_> {
+            fn drop(&mut self) {
+                self.1.iter_mut().for_each(|ticket| self.0.end_call(ticket));
+            }
+        }
+
+        let mut begun = Begun(self, Some(ticket));
+        self.pause_until(until, now);
+        begun.1.take().expect("only this takes it")
     }
 
     fn load(&self, request: &AllRequest<'_>, got: u32) -> Load {
@@ -391,8 +419,9 @@ impl Obey {
         let is_success = !status.is_server_error();
         if let Some(bucket) = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self)) {
             // The call began at the limiter that its route now leaves.
+            let age = self.now().saturating_since(ticket.began());
             self.end_call(ticket);
-            *ticket = bucket.force_begin(ticket.costs().clone());
+            *ticket = bucket.move_in(ticket.costs().clone(), age);
             *self = bucket;
         }
         let obeyed = self.obey_limits(ticket, response, is_success);
@@ -428,8 +457,10 @@ impl Obey {
         let terms = Terms { max_pause: options.max_pause, back_off: options.back_off };
         let now = self.now();
         let actions = self.state().learn(now, ticket, &response, &counts, is_success, terms);
+        // The pause comes first: a waker, an observer or the function of a pace may panic.
+        let (paused_for, error) = self.carry_out(non_blocking, &actions);
         self.set_pace(now, &response, &counts, &actions);
-        self.carry_out(non_blocking, actions, response)
+        Obeyed { answer: response, paused_for, asked_for: actions.asked, error }
     }
 
     fn set_pace(&self, now: Nanos, response: &ResponseLimits, counts: &[Option<Count>], actions: &Actions) {
@@ -456,21 +487,21 @@ impl Obey {
     }
 
     /// Carries out the actions. Each order only lowers permits or prolongs a pause, so the actions
-    /// of two responses may be carried out in any sequence.
-    fn carry_out(&self, limiter: &AnyLimiter, actions: Actions, response: ResponseLimits) -> Obeyed {
-        let mut obeyed = Obeyed { answer: response, paused_for: None, asked_for: actions.asked, error: None };
-        for (count, left) in actions.keep {
-            let member = count.member().and_then(|at| self.shared.members.get(at));
-            let kept = member.map(|member| limiter.keep_at_most(member, left));
-            obeyed.error = obeyed.error.or(kept.and_then(Result::err));
-        }
-        match actions.pause.map(|wait| self.pause_for(wait)) {
-            Some(Ok(_)) if limiter.is_closed() => obeyed.error = Some(Refusal::Closed.into()),
-            Some(Ok(wait)) => obeyed.paused_for = Some(wait),
-            Some(Err(error)) => obeyed.error = Some(error),
-            None => {}
-        }
-        obeyed
+    /// of two responses may be carried out in any sequence. Returns how long the limiter pauses, and
+    /// the error of the limiter.
+    fn carry_out(&self, limiter: &AnyLimiter, actions: &Actions) -> (Option<Duration>, Option<AllRefusal>) {
+        let (paused_for, error) = match actions.pause.map(|wait| self.pause_for(wait)) {
+            Some(Ok(_)) if limiter.is_closed() => (None, Some(Refusal::Closed.into())),
+            Some(Ok(wait)) => (Some(wait), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
+        };
+        let kept = actions.keep.iter().filter_map(|(count, left)| {
+            let member = self.shared.members.get(count.member()?)?;
+            limiter.keep_at_most(member, *left).err()
+        });
+        let errors: Vec<AllRefusal> = kept.collect();
+        (paused_for, error.or(errors.into_iter().next()))
     }
 
     /// Ends a call that got no response.

@@ -162,7 +162,8 @@ impl Pacing {
 
     /// Learns that the server reports a limit of `reported` permits per second.
     pub(super) fn learn(&self, now: Nanos, reported: f64) {
-        if !self.pace.learns || reported.is_nan() {
+        // A reported limit of zero may mean that there is none, and no rate would follow it.
+        if !self.pace.learns || reported.is_nan() || reported <= 0.0 {
             return;
         }
         let reported = reported.clamp(self.pace.floor, self.pace.ceiling);

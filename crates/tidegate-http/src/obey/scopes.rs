@@ -188,15 +188,22 @@ impl Shared {
 
     /// Moves a route to the limiter of its bucket, and returns that limiter.
     fn move_to(&self, route: &str, bucket: String, from: &Obey) -> Obey {
+        let new = match self.state().needs_limiter(&bucket, from) {
+            // Without the lock, because `make` is user code.
+            true => (self.make)(route),
+            false => from.clone().without_scope_ref(),
+        };
         let mut state = self.state();
-        let asked = state.asked;
-        let known = state.buckets.entry(bucket);
-        let known = known.or_insert_with(|| Scope { obey: from.clone().without_scope_ref(), asked });
+        let (asked, until) = (state.asked, state.paused);
+        let known = state.buckets.entry(bucket).or_insert(Scope { obey: new, asked });
         known.asked = asked;
         let to = known.obey.clone();
         let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
         drop(state);
         drop(left);
+        if let Some(clock) = self.clock.get() {
+            to.pause_until(Some(until), clock.now());
+        }
         self.forget_idle(|state| &mut state.buckets);
         to
     }
@@ -236,11 +243,21 @@ impl Shared {
         let until = now.saturating_add(wait.into());
         let mut state = self.state();
         state.paused = state.paused.max(until);
-        let all: Vec<_> = state.scopes.values().map(|scope| scope.obey.clone()).collect();
+        // The routes of a bucket may have been forgotten.
+        let all = state.scopes.values().chain(state.buckets.values());
+        let all: Vec<_> = all.map(|scope| scope.obey.clone()).collect();
         drop(state);
         for obey in all {
             obey.pause_until(Some(until), now);
         }
+    }
+}
+
+impl State {
+    /// Returns whether a bucket is unknown, and the limiter of its route is that of another bucket.
+    fn needs_limiter(&self, bucket: &str, from: &Obey) -> bool {
+        let is_of_another = || self.buckets.values().any(|known| known.obey.is_same(from));
+        !self.buckets.contains_key(bucket) && is_of_another()
     }
 }
 

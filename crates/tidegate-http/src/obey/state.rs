@@ -36,6 +36,9 @@ pub(super) struct State {
     pauses: u64,
     refusals: u32,
     paused_until: Nanos,
+    /// When the last response was read, and when the last one that was counted as a refusal.
+    responded: Nanos,
+    refused: Nanos,
 }
 
 /// A call, which is in flight until its first response.
@@ -81,6 +84,8 @@ impl State {
             pauses: 0,
             refusals: 0,
             paused_until: Nanos::ZERO,
+            responded: Nanos::ZERO,
+            refused: Nanos::ZERO,
         }
     }
 
@@ -100,6 +105,17 @@ impl State {
             self.windows.force_take(&costs);
         }
         self.open(now, costs)
+    }
+
+    /// Begins a call that began elsewhere `age` ago, even if the server allows no more calls. Its
+    /// response may be older than what is known here.
+    pub(super) fn move_in(&mut self, now: Nanos, costs: Load, age: Nanos) -> Ticket {
+        let ticket = self.force_begin(now, costs);
+        let began = Nanos::new(now.as_u64().saturating_sub(age.as_u64()));
+        let is_before = |at: Nanos, count: u64| count > 0 && began <= at;
+        let responses = if is_before(self.responded, self.responses) { 0 } else { ticket.responses };
+        let pauses = ticket.pauses - u64::from(is_before(self.refused, self.pauses));
+        Ticket { began, responses, pauses, ..ticket }
     }
 
     /// Returns whether a whole window of each limit has room for these costs.
@@ -179,10 +195,11 @@ impl State {
             return actions;
         }
         self.responses += 1;
+        self.responded = now;
         for (limit, count) in response.limits.iter().zip(counts) {
             self.limit(now, ticket, response, (limit, *count), terms, &mut actions);
         }
-        self.refusal(ticket, response, is_success, terms, &mut actions);
+        self.refusal(now, ticket, response, is_success, terms, &mut actions);
         actions
     }
 
@@ -238,6 +255,7 @@ impl State {
 
     fn refusal(
         &mut self,
+        now: Nanos,
         ticket: &Ticket,
         response: &ResponseLimits,
         is_success: bool,
@@ -253,6 +271,7 @@ impl State {
             return;
         }
         if is_new {
+            self.refused = now;
             self.pauses += 1;
             self.refusals = self.refusals.saturating_add(1);
             actions.is_new_refusal = true;
@@ -278,6 +297,10 @@ impl Ticket {
 
     pub(super) fn costs(&self) -> &Load {
         &self.costs
+    }
+
+    pub(super) fn began(&self) -> Nanos {
+        self.began
     }
 }
 
