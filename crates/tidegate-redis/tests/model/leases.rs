@@ -1311,3 +1311,33 @@ fn requests_far_ahead_at_the_store_move_up_with_the_leases() {
         });
     }
 }
+
+/// Requests whose tasks ran long after the end of their maximum wait had too little time left for a
+/// call, and were decided as if the store were away.
+#[test]
+fn leased_requests_that_are_polled_late_are_decided_by_the_store() {
+    for (line, within, requests) in
+        [("sliding_log 100/500ms", 1358, 388), ("fixed_window 100/500ms", 1472, 553)]
+    {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS / 2));
+            let store = Store::builder("redis://model").timeout(2000 * MS).while_away(WhileAway::Open);
+            let store = model.open(store).unwrap();
+            let limiter = store.limiter("all").limit("calls", line).leased().build().unwrap();
+            let limiter = AnyLimiter::from(limiter);
+            for _ in 0..20 {
+                let _ = limiter.acquire_now([]).await.unwrap();
+            }
+            tokio::time::sleep(1200 * MS).await;
+            let mut waits: Vec<_> =
+                (0..requests).map(|_| tokio_test::task::spawn(limiter.acquire_within(within * MS))).collect();
+            waits.retain_mut(|wait| wait.poll().is_pending());
+            tokio::time::sleep((within + 300) * MS).await;
+            for _ in 0..50 {
+                waits.retain_mut(|wait| wait.poll().is_pending());
+                tokio::time::sleep(MS).await;
+            }
+            assert_eq!((waits.len(), store.counts().degraded), (0, 0), "{line}");
+        });
+    }
+}
