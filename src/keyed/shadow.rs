@@ -23,7 +23,7 @@ use super::table::Table;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::shared::Shared;
-use crate::line::deferred::Deferred;
+use crate::line::deferred::{Deferred, resume_panic, run};
 use crate::line::rule::Rule;
 use crate::policy::Policy;
 use crate::sync::{Ordering, lock, write};
@@ -61,10 +61,14 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             self.overflow.limiter.shared.shadow_with_all(shadow, &mut deferred);
         }
         // No lock of a shard is held here, because this wakes tasks.
-        drop(deferred);
+        let mut panic = None;
+        run(&mut panic, || drop(deferred));
         if shadow {
-            limiters.iter().for_each(|limiter| limiter.shared.notify_seats());
+            for limiter in &limiters {
+                run(&mut panic, || limiter.shared.notify_seats());
+            }
         }
+        resume_panic(panic);
     }
 }
 

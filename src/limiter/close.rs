@@ -4,6 +4,7 @@ use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::gate_word::PAUSED;
 use crate::limiter::shared::Shared;
+use crate::line::deferred::{resume_panic, run};
 use crate::line::rule::Rule;
 use crate::policy::Policy;
 use crate::sync::lock;
@@ -11,17 +12,22 @@ use crate::sync::lock;
 impl<R: Rule, C: Timer> Shared<R, C> {
     /// Grants no further request, and refuses all waiters. Returns whether the limiter was open.
     pub(crate) fn close(&self) -> bool {
-        let (was_open, has_seats) = self.serve_then(|line, visit| {
-            let was_open = line.settings.close();
-            self.lateness.clear();
-            // The waiters in the queue are refused when it is served, at the end of the visit.
-            self.retime(line, visit);
-            (was_open, !line.seats.is_empty())
-        });
+        let (mut was_open, mut has_seats, mut panic) = (false, false, None);
+        let visit = || {
+            self.serve_then(|line, visit| {
+                was_open = line.settings.close();
+                has_seats = !line.seats.is_empty();
+                self.lateness.clear();
+                // The waiters in the queue are refused when it is served, at the end of the visit.
+                self.retime(line, visit);
+            });
+        };
+        run(&mut panic, visit);
         if was_open && has_seats {
             // `retime` notifies only the first composites.
-            self.notify_seats();
+            run(&mut panic, || self.notify_seats());
         }
+        resume_panic(panic);
         was_open
     }
 

@@ -26,16 +26,20 @@ impl<R: Rule, C: Timer> Shared<R, C> {
 
     /// Turns shadow mode on or off. When it is turned on, the waiters in the queue pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        let begins = self.serve_then(|line, _| {
-            let was = line.settings.is_shadow();
-            line.settings.shadow = shadow;
-            shadow && !was
-        });
+        let (mut begins, mut panic) = (false, None);
+        let visit = || {
+            self.serve_then(|line, _| {
+                begins = shadow && !line.settings.is_shadow();
+                line.settings.shadow = shadow;
+            });
+        };
+        run(&mut panic, visit);
         // After the visit, because `notify_seats` takes the lock, and releases it after every few
         // seats.
         if begins {
-            self.notify_seats();
+            run(&mut panic, || self.notify_seats());
         }
+        resume_panic(panic);
     }
 
     /// Notifies all composites that wait here, when shadow mode begins or the limiter is closed:

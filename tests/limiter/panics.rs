@@ -551,6 +551,27 @@ fn a_call_of_a_composite_that_panics_is_reported_once() {
     }
 }
 
+/// Bug: the waker of a waiter that passed or was refused panicked, and composites that waited for the
+/// limiter were not notified.
+#[test]
+fn composites_are_notified_although_a_waker_panics() {
+    let calls: [fn(&Limiter); 2] =
+        [|limiter| panics(|| limiter.set_shadow(true)), |limiter| panics(|| limiter.close())];
+    for call in calls {
+        let (limiter, _clock) = limiter(1);
+        let all = AllOf::new("limiter", &limiter);
+        // More than are notified at a time.
+        let mut waits: Vec<_> = (0..100).map(|_| spawn_pending(all.acquire())).collect();
+        let others: Vec<_> = (0..100).map(|_| AllOf::new("limiter", &limiter)).collect();
+        let mut other_waits: Vec<_> = others.iter().map(|all| spawn_pending(all.acquire())).collect();
+        let _bad = bad(&limiter);
+        call(&limiter);
+        for wait in waits.iter_mut().chain(&mut other_waits) {
+            assert!(wait.is_woken() && wait.poll().is_ready());
+        }
+    }
+}
+
 /// Bug: a member granted a request of a composite, refused a waiter that this made too late, and the
 /// waker of that waiter panicked. The permit was lost.
 #[test]
