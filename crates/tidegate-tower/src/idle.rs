@@ -92,8 +92,9 @@ impl<C: Timer> IdleClock for C {
     }
 }
 
-/// The clock is the only user code that runs under these locks. A poisoned lock guards a whole
-/// value.
+/// A poisoned lock guards a whole value. A clock runs under these locks. While a slot is asked
+/// whether its permits are due, wakers and observers of the limiter run under its lock as well: a
+/// waker must not use the service of this slot.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
