@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidegate::policy::{AnyPolicy, Change, Crowd, Keep};
 use tidegate::{
     FixedWindow, LeakyBucket, Nanos, Policy, Rate, Refusal, SlidingEstimate, SlidingLog, SlidingWindow,
-    TokenBucket,
+    SmoothBursty, TokenBucket,
 };
 
 fn ms(ms: u64) -> Nanos {
@@ -506,6 +506,20 @@ fn a_burst_that_fits_without_a_rate_fits_after_any_rate() -> Result<(), Box<dyn 
             assert_eq!(policy.status(&state, secs(30)).available, available, "{rate:?}, {keep:?}");
         }
     }
+    Ok(())
+}
+
+/// Bug: permits that were to stay as many were lost by a rate of zero.
+#[test]
+fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
+    let policy = SmoothBursty::new(Rate::per_second(10)).start_full();
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, secs(10), 4)?;
+    let to = |rate: Rate| Change::rate(rate).keep(Keep::Count);
+    policy.change(&state, secs(10), to(Rate::ZERO))?;
+    assert_eq!(policy.status(&state, secs(15)).available, 0);
+    policy.change(&state, secs(20), to(Rate::per_second(10)))?;
+    assert_eq!(policy.status(&state, secs(20)).available, 7);
     Ok(())
 }
 

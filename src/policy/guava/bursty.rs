@@ -524,6 +524,8 @@ impl Policy for SmoothBursty {
                         // The debt has saturated, so its amount is lost and no rate makes it less.
                         _ if zero == ticks::NEVER => zero,
                         Some(debt) => at.saturating_add(owed(old, debt, new)),
+                        // Stored permits stay a time, as without a change, until there is a rate.
+                        None if old.is_zero() || new.is_zero() => zero,
                         None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
                     }
                 })
