@@ -275,7 +275,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///   be accepted. An accepted request is refused later only if its due time moves: because of a
     ///   lower rate, a debit, or requests of a higher priority, because the program stood still for
     ///   longer than the [catch-up](RateLimiter::set_catch_up), or because a
-    ///   [`SmoothWarmingUp`](crate::SmoothWarmingUp) that got permits back has cooled. A
+    ///   [`SmoothWarmingUp`] that got permits back has cooled. A
     ///   [`LeakyBucket`](crate::LeakyBucket) without room also refuses with `Limited`.
     /// - [`Refusal::Paused`] instead of `Limited` during a [pause](RateLimiter::pause_for).
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is

@@ -180,7 +180,14 @@ impl Leases {
                 Some(Err(refusal)) if matches!(refusal.refusal(), Some(Refusal::Limited { .. })) => {
                     let waited = self.set.clock.now().saturating_since(now).as_duration();
                     let rest = within.map_or(Duration::MAX, |within| within.saturating_sub(waited));
-                    return self.refuse(&refusal, costs, rest).map(Err);
+                    let refused = self.refuse(&refusal, costs, rest);
+                    // No call ends in time, and the store is not away.
+                    let is_late = rest.is_zero() && waited > self.set.store.timeout() / 2;
+                    let limited = || self.limited(&refusal, Nanos::from_duration(size::HORIZON));
+                    return match refused {
+                        None if is_late && !self.set.is_failing() => Some(Err(limited())),
+                        refused => refused.map(Err),
+                    };
                 }
                 Some(answer) => return Some(answer),
                 None if self.set.store.has_ended() => return None,
@@ -211,10 +218,7 @@ impl Leases {
         // permits would be due later than that.
         let now = self.set.clock.now();
         let latest = now.saturating_add(Nanos::from_duration(longest));
-        let limited = |retry_after| {
-            let refusal_of = |name: &str| AllRefusal::from_member(name, Refusal::Limited { retry_after });
-            refusal.member().map_or(Refusal::Limited { retry_after }.into(), refusal_of)
-        };
+        let limited = |retry_after| self.limited(refusal, retry_after);
         let known = ledger.refusal(now, costs, longest);
         if latest < due && due < Nanos::MAX {
             let retry_after = due.saturating_since(latest);
@@ -250,6 +254,12 @@ impl Leases {
             self.drive();
         }
         None
+    }
+
+    /// Returns the refusal with another time.
+    fn limited(&self, refusal: &AllRefusal, retry_after: Nanos) -> AllRefusal {
+        let refusal_of = |name: &str| AllRefusal::from_member(name, Refusal::Limited { retry_after });
+        refusal.member().map_or(Refusal::Limited { retry_after }.into(), refusal_of)
     }
 
     /// Returns whether the store is away, and leases are due much later: they are for the requests

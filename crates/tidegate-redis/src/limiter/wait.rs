@@ -59,11 +59,7 @@ impl StoreLimiter {
             let recoveries = set.store.recoveries();
             // The request waited for a lease, or for a share, before it joins the queue.
             let before = number.map_or(Nanos::ZERO, |_| set.now().saturating_since(came)).as_duration();
-            // If the task ran late after such a wait, its call nevertheless has the whole timeout, unless
-            // the store is away.
-            let is_new = number.is_none() || set.is_failing();
-            let from = if is_new { came } else { set.now() };
-            let asked = ask.asked(set, self.rest(longest, came), from, true);
+            let asked = ask.asked(set, self.rest(longest, came), came, true);
             let ticket = Ticket::new(&self.line, asked, number);
             drop(returning.take());
             number = Some(ticket.number());
