@@ -151,7 +151,8 @@ impl<C: Timer> AllReservation<C> {
 
     /// Settles the reservation by the numbers of permits that were really used of the members with
     /// these names. A member that is not named counts as having used the number that was reserved;
-    /// a plain number is that of each rate limiter.
+    /// a plain number is that of each rate limiter without a
+    /// [default cost](crate::AllOf::default_cost).
     ///
     /// A rate limiter gets unused permits back, and charges permits used beyond the reservation;
     /// waiters are moved at once. The call is over: permits of a

@@ -30,7 +30,7 @@ pub(super) struct InLine {
     without_timer: BTreeSet<Position>,
     permits: u64,
     /// The requests of the call that left the held queue last, until a call ends, with their
-    /// permits. Requests of a held queue keep their positions.
+    /// permits. They still count as waiting, because they queue again if the call fails.
     in_call: BTreeMap<u64, u64>,
     held_till: Option<Nanos>,
     /// Since the store has replied to a call of a held queue: the number of the first request that

@@ -297,7 +297,7 @@ impl Shared {
         Away::ENDED
     }
 
-    /// Records that a call has its reply. It was counted in the congestion window of this server.
+    /// Records that a call has its reply, also for the congestion window of this server.
     pub(super) fn replied(&self, server: &Server, asked: Instant) {
         let now = Instant::now();
         let took = now - asked;
