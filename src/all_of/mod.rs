@@ -98,10 +98,10 @@
 // The lock of an `AllOf` comes before the locks of its members, rates and counting limits alike.
 // The members are locked one at a time, each for a short section. While the lock of an `AllOf` is
 // held, clocks and policies are called, and no other user code: wakers, notifications, and values
-// that call user code on drop are collected in a list, and are called without a lock. A member never locks an `AllOf`: it
-// *notifies* the `AllOf` from that list, when no lock is held. So no order of locks makes two
-// threads wait for each other, and a chain of notifications is a loop, not a recursion
-// (`src/line/recheck.rs`).
+// that call user code on drop are collected in a list, and are called without a lock. A member
+// never locks an `AllOf`: it *notifies* the `AllOf` from that list, when no lock is held. So no
+// order of locks makes two threads wait for each other, and a chain of notifications is a loop, not
+// a recursion (`src/line/recheck.rs`).
 //
 // # Why no time is missed
 //

@@ -487,8 +487,8 @@ impl Obey {
     }
 
     /// Carries out the actions. Each order only lowers permits or prolongs a pause, so the actions
-    /// of two responses may be carried out in any sequence. Returns how long the limiter pauses, and
-    /// the error of the limiter.
+    /// of two responses may be carried out in any sequence. Returns how long the limiter pauses,
+    /// and the error of the limiter.
     fn carry_out(&self, limiter: &AnyLimiter, actions: &Actions) -> (Option<Duration>, Option<AllRefusal>) {
         let (paused_for, error) = match actions.pause.map(|wait| self.pause_for(wait)) {
             Some(Ok(_)) if limiter.is_closed() => (None, Some(Refusal::Closed.into())),

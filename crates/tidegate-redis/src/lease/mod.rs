@@ -522,8 +522,8 @@ impl Leases {
     }
 }
 
-/// Makes a limiter serve its queue, by a debit of no permits, and refuse the queued requests that no
-/// booking serves in time.
+/// Makes a limiter serve its queue, by a debit of no permits, and refuse the queued requests that
+/// no booking serves in time.
 fn serve(limiter: &RateLimiter<Lease>) {
     // A panic of a user's waker must not end the task that books permits.
     _ = catch_unwind(AssertUnwindSafe(|| limiter.debit(0)));

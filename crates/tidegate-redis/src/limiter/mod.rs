@@ -397,8 +397,8 @@ impl StoreLimiter {
         Some(Operation::Pause { span, keep_permits: pause.keeps_permits() })
     }
 
-    /// Ends the leases for a pause: before the message to the store, and once more after it, because
-    /// permits may have been booked before it left.
+    /// Ends the leases for a pause: before the message to the store, and once more after it,
+    /// because permits may have been booked before it left.
     fn end_leases(&self) {
         self.line.leases.iter().for_each(|leases| leases.end());
     }

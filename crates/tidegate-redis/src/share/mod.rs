@@ -470,8 +470,8 @@ impl Share {
         Period::lacking(&self.numbers, self.less).is_running(began_ago, time)
     }
 
-    /// Returns how many permits of this tag were granted in the last period. This wakes the requests
-    /// that are due.
+    /// Returns how many permits of this tag were granted in the last period. This wakes the
+    /// requests that are due.
     fn granted(&self, tag: &str, time: Duration) -> u32 {
         let began = lock(&self.begun).get(tag).copied();
         self.granted_of(self.tags.status(tag), began, time)

@@ -346,8 +346,8 @@ impl Ledger {
         match reply.answer {
             Answer::Done => self.booked(&mut state, now, order, reply),
             Answer::Predicted | Answer::Resumed => {
-                // In a pause, and while requests in the queue of the store wait for its end, a lease
-                // is not booked, or goes back. The queued requests move to that queue.
+                // In a pause, and while requests in the queue of the store wait for its end, a
+                // lease is not booked, or goes back. The queued requests move to that queue.
                 let paused_for = reply.paused_for();
                 state.not_before = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
                 state.is_hopeless = false;
