@@ -396,7 +396,8 @@ fn a_refund_reaches_a_waiter_behind_a_share() {
     assert!(assert_ready!(waiting.poll()).is_ok());
 }
 
-/// A member in shadow mode refused requests that it could never grant, or that had to leave permits.
+/// A member in shadow mode refused requests that it could never grant, or that had to leave
+/// permits.
 #[test]
 fn a_member_in_shadow_refuses_no_request_for_good() {
     for kept in [0, 2] {

@@ -551,8 +551,8 @@ fn a_call_of_a_composite_that_panics_is_reported_once() {
     }
 }
 
-/// Bug: the waker of a waiter that passed or was refused panicked, and composites that waited for the
-/// limiter were not notified.
+/// Bug: the waker of a waiter that passed or was refused panicked, and composites that waited for
+/// the limiter were not notified.
 #[test]
 fn composites_are_notified_although_a_waker_panics() {
     let calls: [fn(&Limiter); 2] =
@@ -572,8 +572,8 @@ fn composites_are_notified_although_a_waker_panics() {
     }
 }
 
-/// Bug: a member granted a request of a composite, refused a waiter that this made too late, and the
-/// waker of that waiter panicked. The permit was lost.
+/// Bug: a member granted a request of a composite, refused a waiter that this made too late, and
+/// the waker of that waiter panicked. The permit was lost.
 #[test]
 fn a_composite_whose_take_panicked_took_nothing() {
     let calls: [fn(&AllOf<ManualClock>, Request); 3] = [

@@ -308,8 +308,8 @@ proptest! {
     }
 }
 
-/// Bug: the limiter was full when a request that had to leave permits was served, and the permits of
-/// the nanosecond by which its time is rounded up overflowed. The prediction behind many such
+/// Bug: the limiter was full when a request that had to leave permits was served, and the permits
+/// of the nanosecond by which its time is rounded up overflowed. The prediction behind many such
 /// requests was a sum without this, and a nanosecond too early.
 #[test]
 fn requests_that_leave_permits_are_predicted_one_by_one() {

@@ -463,8 +463,8 @@ fn requests_behind_a_pause_go_on_when_it_is_ended() {
     }
 }
 
-/// A lease that was predicted behind a pause did not go back. Another was asked for each second, and
-/// requests stood behind all of them.
+/// A lease that was predicted behind a pause did not go back. Another was asked for each second,
+/// and requests stood behind all of them.
 #[test]
 fn no_lease_stays_booked_behind_a_pause() {
     for while_away in [WhileAway::Wait, WhileAway::Closed] {
