@@ -355,8 +355,8 @@ impl Policy for SmoothBursty {
             if granted.0 < ticks::NEVER {
                 return Ok(granted);
             }
-            // The cost may be that of a rate of zero which a change has just replaced. It would shut
-            // the limiter for good, so one reading of the rate decides and tells the cost.
+            // The cost may be that of a rate of zero which a change has just replaced. That cost
+            // would shut the limiter for good, so one reading of the rate decides and has the cost.
             match self.rate.interval() {
                 interval if interval.is_zero() => Err(ticks::NEVER),
                 interval => Ok(grant(zero, self.floor(tick), interval.price(n))),

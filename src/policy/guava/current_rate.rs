@@ -4,7 +4,8 @@
 //!
 //! The cost of one permit has a word of its own, so that the most common request, for one permit,
 //! needs one load. The load is relaxed: the word is whole by itself, and a request that overlaps
-//! with a change may pay either cost, if there was a rate before it. All other numbers are read as one through [`Published`].
+//! with a change may pay either cost, if there was a rate before it. All other numbers are read as
+//! one through [`Published`].
 
 use std::fmt;
 

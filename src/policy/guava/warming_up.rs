@@ -111,8 +111,8 @@ use crate::time::Nanos;
 ///
 /// Permits that are given back lengthen the gap in which the limiter cools: a grant that is undone
 /// later than it was made cools for the time in between, as if it had never been made. Then later
-/// requests cost more, and a waiter with a deadline that was accepted in time may be too late: it is
-/// refused at its deadline, and requests behind it come due earlier than predicted.
+/// requests cost more, and a waiter with a deadline that was accepted in time may be too late: it
+/// is refused at its deadline, and requests behind it come due earlier than predicted.
 ///
 /// # Examples
 ///

@@ -107,8 +107,8 @@ impl State {
         self.open(now, costs)
     }
 
-    /// Begins a call that began elsewhere `age` ago, even if the server allows no more calls. Its
-    /// response may be older than what is known here.
+    /// Begins a call that began at another limiter `age` ago, even if the server allows no more
+    /// calls. The response to the call may be older than the last one that this state learned from.
     pub(super) fn move_in(&mut self, now: Nanos, costs: Load, age: Nanos) -> Ticket {
         let ticket = self.force_begin(now, costs);
         let began = Nanos::new(now.as_u64().saturating_sub(age.as_u64()));

@@ -51,7 +51,8 @@ impl Wait {
         let (began, waited) = (clock.now(), Nanos::ZERO);
         let mut wait =
             Wait { shared, position, answer, clock, began, waits_for_permits, waited, longest: None };
-        // A clock whose runtime has no timer panics, and the request leaves the queue.
+        // The clock panics in a runtime without a timer. Then `wait` is dropped, and the request
+        // leaves the queue.
         wait.longest = longest.map(|within| {
             let end = |span| began.saturating_add(Nanos::from_duration(span));
             let (ends, last) = (end(within), end(within.max(wait.shared.store.timeout())));
