@@ -10,7 +10,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
     CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter, Limiter, ManualClock, OfKey, Pause, Rate,
-    RateLimiter, Refusal, Request, TokenBucket, Unlimited,
+    RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, Unlimited,
 };
 use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, ResponseLimits, Vendor};
@@ -1550,6 +1550,21 @@ fn a_route_that_changes_its_bucket_takes_no_limiter_along() {
     let refused = [("x-ratelimit-bucket", "y"), ("retry-after", "30")];
     obey(&mut routes.of(a).try_acquire().unwrap(), 429, &refused);
     assert_eq!((paused_for(&routes.of(a)), paused_for(&routes.of(b))), (secs(30), Duration::ZERO));
+}
+
+/// The call reserved again behind the permits that it was about to give back, and was refused.
+#[test]
+fn a_reservation_that_the_server_stops_does_not_wait_behind_itself() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), clock.clone());
+    let api = Obey::with_options(limiter, options(&clock));
+    let mut first = api.try_acquire().unwrap();
+    let mut reserved = api.reserve(AllRequest::from(800).within(secs(30))).unwrap();
+    clock.advance(Duration::from_millis(100));
+    obey(&mut first, 200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset-after", "5")]);
+    assert!(poll(&mut reserved).is_pending());
+    clock.advance(secs(6));
+    assert!(poll(&mut reserved).is_ready());
 }
 
 /// A reported limit of zero ended the pace for good.
