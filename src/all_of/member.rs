@@ -41,7 +41,7 @@ use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
 use crate::limiter::settle::SettleableGrant;
 use crate::limiter::shared::{Shared, UndoGuard};
 use crate::line::Line;
-use crate::line::deferred::Deferred;
+use crate::line::deferred::{Deferred, run};
 use crate::line::grants::Undoable;
 use crate::line::position::end_of;
 use crate::line::recheck::Recheck;
@@ -217,12 +217,14 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         deferred: &mut Deferred,
     ) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
-        let now = self.now_in_line();
+        // The caller goes on even if the clock or the policy panics: the composite may be in the
+        // middle of a change.
+        let now = deferred.run(|| self.now_in_line()).unwrap_or(line.latest());
         if line.must_serve_before(now, self.lateness.catch_up()).is_some() {
             // These waiters are served first. The next waiter needs an alarm, or is due as well.
             deferred.rechecks.push(self.clone());
         }
-        self.begin_visit(&mut line, now, deferred);
+        deferred.run_with(|deferred| self.begin_visit(&mut line, now, deferred));
         (line, now)
     }
 
@@ -545,9 +547,14 @@ impl<P: Policy, C: Timer> MemberGrant for SettleableGrant<P, C> {
     }
 
     fn note_collected(&self) {
-        let (line, now) = self.shared.lock_for_check();
-        self.shared.note_lateness(&line, now);
-        self.shared.publish(&line);
+        // A clock that panics here would cost the waiter its grant, and it says nothing that must
+        // be known.
+        let noted = || {
+            let (line, now) = self.shared.lock_for_check();
+            self.shared.note_lateness(&line, now);
+            self.shared.publish(&line);
+        };
+        run(&mut None, noted);
     }
 
     fn left(&self) -> Option<Left> {

@@ -45,9 +45,9 @@ use super::table::Table;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::Pause;
-use crate::limiter::events::report;
+use crate::limiter::events::{Events, report};
 use crate::limiter::shared::Shared;
-use crate::line::deferred::Deferred;
+use crate::line::deferred::{Deferred, resume_panic, run};
 use crate::line::rule::{Rule, Single};
 use crate::policy::{Part, Policy, PolicyStatus, Standstill, limited};
 use crate::status::Status;
@@ -326,11 +326,7 @@ where
             self.overflow.limiter.shared.pause_with_all(now, until, pause.keeps_permits, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
-        // No lock of a shard is held here, because this wakes tasks.
-        drop(deferred);
-        if let (Some(remaining), Some(events)) = (remaining, self.observer_of_all()) {
-            report(&**events, |events| events.paused(remaining));
-        }
+        self.end_and_report(deferred, remaining, |events, remaining| events.paused(remaining));
     }
 
     /// Ends the pauses of all keys. Returns whether all keys were paused.
@@ -366,12 +362,19 @@ where
             }
             self.overflow.limiter.shared.resume_with_all(now, &mut deferred);
         }
-        // No lock of a shard is held here, because this wakes tasks.
-        drop(deferred);
-        if let (true, Some(events)) = (paused, self.observer_of_all()) {
-            report(&**events, |events| events.resumed());
-        }
+        self.end_and_report(deferred, paused.then_some(()), |events, ()| events.resumed());
         paused
+    }
+
+    /// Runs the deferred work, then reports the event if there is one, even if a waker panics in
+    /// between. No lock of a shard is held here, because this wakes tasks.
+    fn end_and_report<E>(&self, deferred: Deferred, event: Option<E>, send: impl FnOnce(&dyn Events, E)) {
+        let mut panic = None;
+        run(&mut panic, || drop(deferred));
+        if let Some((event, events)) = event.zip(self.observer_of_all()) {
+            run(&mut panic, || report(&**events, |events| send(events, event)));
+        }
+        resume_panic(panic);
     }
 }
 

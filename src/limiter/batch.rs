@@ -6,16 +6,22 @@
 //! back more than it took.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::num::NonZeroU32;
+use std::task::Poll;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::limiter::RateLimiter;
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::settle::SettleableGrant;
+use crate::limiter::{RateLimiter, blocking};
 use crate::line::deferred::run_in_drop;
 use crate::line::grants::{GrantKind, Granted};
+use crate::line::rule::Single;
 use crate::line::visit::Demand;
 use crate::policy::{Policy, SmoothBursty};
+use crate::request::Request;
+use crate::sync::Unpark;
 
 /// Permits for a hot loop: taken from the limiter many at a time, and handed out one by one without
 /// an atomic operation or a clock reading. [`RateLimiter::batch`] makes one.
@@ -31,9 +37,9 @@ use crate::policy::{Policy, SmoothBursty};
 ///
 /// # Fairness
 ///
-/// A batch takes permits like a `try_` call does, after all waiters. It takes as many as are
-/// available, up to its size, so callers without a batch find fewer. When the limiter has no
-/// permits left, [`acquire`](Batch::acquire) waits in the queue for one permit.
+/// A batch takes permits after all waiters. It takes as many as are available, up to its size, so
+/// callers without a batch find fewer. When the limiter has no permits left,
+/// [`acquire`](Batch::acquire) waits in the queue until one is available.
 ///
 /// # Examples
 ///
@@ -76,16 +82,11 @@ impl<P: Policy, C: Timer> Batch<P, C> {
     /// Like [`RateLimiter::try_acquire`], if the batch is empty and the limiter has no permit.
     #[inline]
     pub fn try_acquire(&mut self) -> Result<(), Refusal> {
-        match self.left.checked_sub(1) {
-            Some(left) => {
-                self.left = left;
-                Ok(())
-            }
-            None => self.refill(),
-        }
+        if self.hand_out() { Ok(()) } else { self.try_refill() }
     }
 
-    /// Hands out one permit, and waits for one if the batch and the limiter have none.
+    /// Hands out one permit. If the batch and the limiter have none, it waits until the limiter has
+    /// one, and then takes as many permits as are available, at most the size of the batch.
     ///
     /// # Errors
     ///
@@ -95,14 +96,16 @@ impl<P: Policy, C: Timer> Batch<P, C> {
     ///
     /// Dropping the future leaves the queue. The batch keeps its permits.
     pub async fn acquire(&mut self) -> Result<(), Refusal> {
-        match self.try_acquire() {
-            Err(refusal) if refusal.may_retry() => self.limiter.acquire().await.map(drop),
-            answer => answer,
+        if self.hand_out() {
+            return Ok(());
         }
+        let mut wait = self.request();
+        let receipt = poll_fn(|context| wait.poll(Poller::Task(context.waker()))).await?;
+        self.keep(*wait.ask(), receipt.granted);
+        Ok(())
     }
 
-    /// Hands out one permit, and blocks the calling thread if the batch and the limiter have none.
-    /// Do not call it from a task.
+    /// Like [`acquire`](Batch::acquire), but blocks the calling thread. Do not call it from a task.
     ///
     /// Under a [`CancelToken`](crate::CancelToken) that is cancelled, it still hands out available
     /// permits. Only a wait is refused.
@@ -111,10 +114,17 @@ impl<P: Policy, C: Timer> Batch<P, C> {
     ///
     /// Like [`RateLimiter::blocking_acquire`].
     pub fn blocking_acquire(&mut self) -> Result<(), Refusal> {
-        match self.try_acquire() {
-            Err(refusal) if refusal.may_retry() => self.limiter.blocking_acquire().map(drop),
-            answer => answer,
+        if self.hand_out() {
+            return Ok(());
         }
+        let mut wait = self.request();
+        // Polled before a token can refuse the wait.
+        let receipt = match wait.poll(Poller::Thread(&Unpark::waker())) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => blocking::acquire(&mut wait),
+        }?;
+        self.keep(*wait.ask(), receipt.granted);
+        Ok(())
     }
 
     /// Returns how many permits the batch holds: taken from the limiter, and not handed out.
@@ -136,20 +146,43 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         }
     }
 
+    /// Hands out a permit of the batch. Returns whether it had one.
+    #[inline]
+    fn hand_out(&mut self) -> bool {
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => false,
+        }
+    }
+
     /// Takes new permits and hands out one of them.
     #[cold]
-    fn refill(&mut self) -> Result<(), Refusal> {
+    fn try_refill(&mut self) -> Result<(), Refusal> {
+        let demand = Demand { most: NonZeroU32::new(self.size), ..Demand::exactly(&1, 0) };
+        let (n, granted) = self.limiter.shared.try_as_many(demand, GrantKind::Tracked)?;
+        self.keep(n, granted);
+        Ok(())
+    }
+
+    /// Creates a request that waits for as many permits as are available, at most the size.
+    fn request(&self) -> OwnedPending<Single<P>, C> {
+        let progress = Progress::with(1, &Request::up_to(self.size)).tracked();
+        Pending::new(self.limiter.shared.clone(), progress)
+    }
+
+    /// Keeps a grant of `n` permits, and hands out one of them. In shadow mode there is no grant:
+    /// the request passes and takes nothing.
+    fn keep(&mut self, n: u32, granted: Option<Granted<P::Charge>>) {
         // All permits of the last grant were handed out.
         self.grant = None;
-        let shared = &self.limiter.shared;
-        let demand = Demand { most: NonZeroU32::new(self.size), ..Demand::exactly(&1, 0) };
-        let (n, granted) = shared.try_as_many(demand, GrantKind::Tracked)?;
-        // In shadow mode the request passes and takes nothing.
         if let Some(grant) = granted.and_then(Granted::tracked) {
             self.left = n - 1;
-            self.grant = Some(SettleableGrant { shared: shared.clone(), n, grant: Some(grant) });
+            let shared = self.limiter.shared.clone();
+            self.grant = Some(SettleableGrant { shared, n, grant: Some(grant) });
         }
-        Ok(())
     }
 }
 

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
+use crate::limiter::events::Events;
 use crate::limiter::gate_word::PAUSED;
 use crate::limiter::shared::Shared;
+use crate::line::Line;
+use crate::line::deferred::{resume_panic, run};
 use crate::line::rule::Rule;
+use crate::line::visit::Visit;
 use crate::policy::Policy;
 use crate::time::Nanos;
 
@@ -118,36 +122,51 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// Grants no request before the end of the pause, nor before the end of an earlier pause.
     pub(crate) fn pause(&self, pause: Pause) {
         let until = pause.end(self.clock.now());
-        let remaining = self.serve_then(|line, visit| {
-            let (changed, later) = line.pause(visit.rule, until, pause.keeps_permits);
-            if changed {
-                // A lateness from before the pause would charge a request as of a time during the
-                // pause.
-                self.lateness.clear();
-                visit.rule.empty_at(line.settings.leaves_empty(), visit.deferred);
-                self.retime(line, visit);
-            }
-            later.then(|| until.saturating_since(visit.now))
-        });
-        if let Some(remaining) = remaining {
-            self.report(|events| events.paused(remaining.as_duration()));
-        }
+        self.change_and_report(
+            |line, visit| {
+                let (changed, later) = line.pause(visit.rule, until, pause.keeps_permits);
+                if changed {
+                    // A lateness from before the pause would charge a request as of a time during
+                    // the pause.
+                    self.lateness.clear();
+                    visit.rule.empty_at(line.settings.leaves_empty(), visit.deferred);
+                    self.retime(line, visit);
+                }
+                later.then(|| until.saturating_since(visit.now).as_duration())
+            },
+            |events, remaining| events.paused(remaining),
+        );
     }
 
     /// Ends a pause. Returns whether the limiter was paused.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.serve_then(|line, visit| {
-            let paused = line.resume(visit.rule);
-            if paused {
-                visit.rule.empty_at(None, visit.deferred);
-                self.retime_composites(line, visit);
-            }
-            paused
-        });
-        if paused {
-            self.report(|events| events.resumed());
+        self.change_and_report(
+            |line, visit| {
+                let paused = line.resume(visit.rule);
+                if paused {
+                    visit.rule.empty_at(None, visit.deferred);
+                    self.retime_composites(line, visit);
+                }
+                paused.then_some(())
+            },
+            |events, ()| events.resumed(),
+        )
+    }
+
+    /// Changes the pause of the queue, then reports the event if there is one, even if a waker
+    /// panics in between. Returns whether there is one.
+    pub(crate) fn change_and_report<E: Copy>(
+        &self,
+        change: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> Option<E>,
+        report: impl Fn(&dyn Events, E),
+    ) -> bool {
+        let (mut event, mut panic) = (None, None);
+        run(&mut panic, || self.serve_then(|line, visit| event = change(line, visit)));
+        if let Some(event) = event {
+            run(&mut panic, || self.report(|events| report(events, event)));
         }
-        paused
+        resume_panic(panic);
+        event.is_some()
     }
 
     /// Returns how long the pause still lasts; zero if the limiter is not paused.

@@ -296,7 +296,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
-        let now = self.clock.now();
+        let now = self.now_in_line();
         // A pause may have ended with no call since then. The gate word is not stored, so the next
         // request may take the lock unnecessarily.
         line.begin_check(&self.rule, now, self.lateness.catch_up());

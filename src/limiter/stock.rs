@@ -53,18 +53,18 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Resets the state to that of a new limiter, and ends a pause.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
-        let resumed = self.serve_then(|line, visit| {
-            let resumed = line.reset_pause();
-            self.lateness.clear();
-            // No policy refuses a reset.
-            let reset = || policy.change(state, visit.now, Change::reset());
-            let _ = line.change(&self.rule, None, Drift::Apart, reset);
-            self.retime(line, visit);
-            resumed
-        });
-        if resumed {
-            self.report(|events| events.resumed());
-        }
+        self.change_and_report(
+            |line, visit| {
+                let resumed = line.reset_pause();
+                self.lateness.clear();
+                // No policy refuses a reset.
+                let reset = || policy.change(state, visit.now, Change::reset());
+                let _ = line.change(&self.rule, None, Drift::Apart, reset);
+                self.retime(line, visit);
+                resumed.then_some(())
+            },
+            |events, ()| events.resumed(),
+        );
     }
 }
 

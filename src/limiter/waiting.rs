@@ -169,10 +169,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             let Demand { ask, priority, most } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
             let new_waiter = NewWaiter { ask, most, priority, droppable, woken_by, since, deadline, waker };
-            // Set at once, so that the future knows of its entry even if user code panics before
-            // this closure returns.
             wait.stage = Stage::Queued(line.push(visit, new_waiter));
             entered.keep();
+            // From here on user code may panic. The request knows of its entry.
+            line.refuse_moved_back(visit, wait.priority);
             Ok(None)
         });
         drop(waker);
@@ -233,6 +233,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             };
             (wait.stage, wait.since) = (Stage::Queued(line.push(visit, new_waiter)), now);
             entered.into_iter().for_each(Entered::keep);
+            line.refuse_moved_back(visit, wait.priority);
             Ok(())
         });
         if let Err(refusal) = answer.and_then(|()| self.check_not_refused(&mut this.wait)) {

@@ -326,14 +326,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Refuses the waiters that miss their deadline because a request of this priority has gone
     /// before them.
-    fn refuse_moved_back(&mut self, visit: &mut Visit<'_, R>, priority: i8) {
+    pub(crate) fn refuse_moved_back(&mut self, visit: &mut Visit<'_, R>, priority: i8) {
         if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
             self.retime(visit);
         }
     }
 
     /// Adds a request to the queue, behind all waiters of its priority or a higher one. The caller
-    /// has [entered](Line::enter) the request.
+    /// has [entered](Line::enter) the request, and [refuses](Line::refuse_moved_back) the waiters
+    /// that have moved back once it has kept the key: that may run user code.
     pub(crate) fn push(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -389,7 +390,6 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // last entry.
         self.memo.set(self.memo.take().filter(|_| next == NO_ENTRY).map(|memo| memo.with_last(key)));
         self.add_to_index(rule, key);
-        self.refuse_moved_back(visit, priority);
         key
     }
 
@@ -435,9 +435,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if class.last == key {
             class.last = previous;
         }
-        if class.len == 0 {
+        let was_last = class.len == 0;
+        if was_last {
             self.priorities.forget(priority);
-            rule.priority_emptied(priority, visit.deferred);
         } else if class.first_thread == key {
             // All other threads of the class are behind the first one.
             let first = self.thread_from(next, priority);
@@ -461,6 +461,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
             }
         }
         self.leave_alarm(woken_by, visit.deferred);
+        if was_last {
+            // Last, because the rule of a composite calls its members.
+            rule.priority_emptied(priority, visit.deferred);
+        }
     }
 
     /// Ends the wait of an entry in the queue.

@@ -1,12 +1,16 @@
 //! Batches: permits taken many at a time, handed out one by one, and given back.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use crate::support::spawn_pending;
 use proptest::prelude::*;
 use tidegate::{
-    AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, SlidingLog, SmoothBursty, TokenBucket,
+    AnyPolicy, CancelToken, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, SlidingLog, SmoothBursty,
+    Statistics, TokenBucket,
 };
+use tokio_test::assert_ready;
 
 #[derive(Clone, Debug)]
 enum Act {
@@ -117,6 +121,52 @@ async fn an_empty_batch_waits_in_the_queue() {
     limiter.set_shadow(true);
     batch.try_acquire().expect("in shadow mode it passes");
     assert_eq!(batch.left(), 0);
+}
+
+/// Bug: the observers were told that the call was refused, and then that it was granted.
+#[test]
+fn a_call_of_a_batch_that_waits_is_reported_once() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 2), clock.clone());
+    let statistics = Arc::new(Statistics::new());
+    limiter.observe(statistics.clone());
+    let (mut first, mut second) = (limiter.batch(2), limiter.batch(9));
+    assert_eq!(first.try_acquire(), Ok(()));
+    let mut wait = spawn_pending(second.acquire());
+    clock.advance(Duration::from_millis(100));
+    assert_eq!(assert_ready!(wait.poll()), Ok(()));
+    drop(wait);
+    let told = statistics.snapshot();
+    assert_eq!((told.granted, told.limited, told.cancelled), (2, 0, 0));
+    let mut wait = spawn_pending(second.acquire());
+    drop(wait);
+    let told = statistics.snapshot();
+    assert_eq!((told.granted, told.limited, told.cancelled), (2, 0, 1));
+    wait = spawn_pending(second.acquire());
+    first.give_back();
+    assert_eq!(assert_ready!(wait.poll()), Ok(()));
+    let token = CancelToken::new();
+    token.cancel();
+    let answers = token.run(|| {
+        limiter.refund(2);
+        [first.blocking_acquire(), first.blocking_acquire(), first.blocking_acquire()]
+    });
+    assert_eq!(answers, [Ok(()), Ok(()), Err(Refusal::Cancelled)]);
+    let told = statistics.snapshot();
+    assert_eq!((told.granted, told.limited, told.cancelled), (4, 0, 2));
+}
+
+#[test]
+fn a_batch_that_waited_takes_what_is_available() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(FixedWindow::new(Rate::per_second(10)), clock.clone());
+    assert_eq!(limiter.drain(), 10);
+    let mut batch = limiter.batch(4);
+    let mut wait = spawn_pending(batch.acquire());
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(assert_ready!(wait.poll()), Ok(()));
+    drop(wait);
+    assert_eq!((batch.left(), limiter.status().available), (3, 6));
 }
 
 #[test]

@@ -18,8 +18,8 @@ use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::policy::Keep;
 use tidegate::{
-    AllOf, AnyPolicy, Events, Grant, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingLog,
-    SmoothBursty, TokenBucket, WhenFull,
+    AllOf, AllRequest, AnyPolicy, Events, Grant, ManualClock, Rate, RateLimiter, Refusal, Request,
+    SlidingLog, SmoothBursty, TokenBucket, WhenFull,
 };
 #[cfg(feature = "keyed")]
 use tidegate::{KeyedAllOf, KeyedRateLimiter};
@@ -437,6 +437,71 @@ fn a_policy_that_panics_once_lets_no_request_overtake() {
 }
 
 /// The events of calls, in order.
+/// Two empty limiters on this clock, and a composite of them.
+fn two_of(clock: &Counted) -> ([RateLimiter<TokenBucket, Counted>; 2], AllOf<Counted>) {
+    let bucket = TokenBucket::new(Rate::per_second(1), 1).start_empty();
+    let [first, second] = [(); 2].map(|()| RateLimiter::with_clock(bucket.clone(), clock.clone()));
+    let all = AllOf::new("first", &first).with("second", &second);
+    ([first, second], all)
+}
+
+/// Bug: the entry stayed in the queue and belonged to nobody, and so did the seats at the members.
+#[test]
+fn a_clock_that_panics_while_a_wait_for_two_is_dropped_leaves_no_entry() {
+    for reading in 0..12 {
+        let (clock, left) = unsteady_after();
+        let (limiters, all) = two_of(&clock);
+        let wait = spawn_pending(all.acquire());
+        left.store(reading, Ordering::Relaxed);
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(wait)));
+        left.store(usize::MAX, Ordering::Relaxed);
+        assert_eq!(all.status().waiting, 0, "{reading}");
+        assert_eq!(limiters.map(|limiter| limiter.status().waiting), [0, 0], "{reading}");
+        clock.clock.advance(5 * SECOND);
+        assert_eq!(all.try_acquire().map(drop), Ok(()), "{reading}");
+    }
+}
+
+/// Bug: the permits that some members had given were lost.
+#[test]
+fn a_clock_that_panics_while_a_wait_for_two_is_granted_costs_no_permit() {
+    for reading in 0..30 {
+        let (clock, left) = unsteady_after();
+        let ([first, second], all) = two_of(&clock);
+        let mut wait = spawn_pending(all.acquire());
+        first.refund(1);
+        left.store(reading, Ordering::Relaxed);
+        let _ = catch_unwind(AssertUnwindSafe(|| second.refund(1)));
+        let granted = catch_unwind(AssertUnwindSafe(|| wait.poll().is_ready()));
+        left.store(usize::MAX, Ordering::Relaxed);
+        if granted.is_err() {
+            let _permits = assert_ready_ok!(wait.poll());
+        }
+        drop(wait);
+        assert_eq!(all.status().waiting, 0, "{reading}");
+    }
+}
+
+/// Bug: the request joined once more when it was polled again, and its first entry belonged to
+/// nobody.
+#[test]
+fn a_clock_that_panics_while_a_request_joins_leaves_no_entry() {
+    for reading in 0..40 {
+        let (clock, left) = unsteady_after();
+        let (_limiters, all) = two_of(&clock);
+        let _low = spawn_pending(all.acquire_many(AllRequest::from(1).within(3600 * SECOND)));
+        left.store(reading, Ordering::Relaxed);
+        let mut joining = spawn(all.acquire_many(AllRequest::from(1).priority(1)));
+        let panicked = catch_unwind(AssertUnwindSafe(|| joining.poll().is_ready())).is_err();
+        left.store(usize::MAX, Ordering::Relaxed);
+        if panicked && reading % 2 == 0 {
+            assert_pending!(joining.poll());
+        }
+        drop(joining);
+        assert_eq!(all.status().waiting, 1, "{reading}");
+    }
+}
+
 #[derive(Default)]
 struct Told(Mutex<Vec<&'static str>>);
 
@@ -464,6 +529,14 @@ impl Events for Told {
 
     fn cancelled(&self, _permits: u64, _waited: Duration) {
         self.add("cancelled");
+    }
+
+    fn paused(&self, _span: Duration) {
+        self.add("paused");
+    }
+
+    fn resumed(&self) {
+        self.add("resumed");
     }
 }
 
@@ -549,6 +622,48 @@ fn a_call_of_a_composite_that_panics_is_reported_once() {
         assert_eq!(told.of(|| call(&all)), ["cancelled"], "{number}");
         assert_eq!((take_all(&other), take_all(&limiter)), (3, 2), "{number}");
     }
+}
+
+/// Bug: the limiter was paused or resumed, and no event said so.
+#[test]
+fn pauses_are_reported_although_a_waker_panics() {
+    let (limiter, told, clock) = observed(1);
+    let within = |span| {
+        let mut wait = Box::pin(limiter.acquire_owned(Request::permits(1).within(span)));
+        assert!(poll_with(&mut wait, &Waker::from(Arc::new(PanicsOnWake))).is_pending());
+        wait
+    };
+    let _refused = within(SECOND);
+    assert_eq!(told.of(|| panics(|| limiter.pause_for(10 * SECOND))), ["paused"]);
+    let calls: [fn(&Limiter); 2] =
+        [|limiter| panics(|| limiter.resume()), |limiter| panics(|| limiter.reset())];
+    for call in calls {
+        limiter.reset();
+        limiter.pause(tidegate::Pause::lasting(10 * SECOND).keep_permits());
+        let _bad = bad(&limiter);
+        clock.jump(SECOND);
+        limiter.refund(1);
+        assert_eq!(told.of(|| call(&limiter)), ["resumed"]);
+    }
+}
+
+#[cfg(feature = "keyed")]
+#[test]
+fn pauses_of_all_keys_are_reported_although_a_waker_panics() {
+    let (loops, told) = (Loops::new(ManualClock::new()), Arc::new(Told::default()));
+    loops.stall(1);
+    loops.enter(1);
+    let keys = KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), 10, loops);
+    let keys = keys.observed_by(told.clone());
+    let waker = Waker::from(Arc::new(PanicsOnWake));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
+    let mut within = Box::pin(keys.acquire_within(&1, SECOND));
+    assert!(within.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let pause = tidegate::Pause::lasting(10 * SECOND).keep_permits();
+    assert_eq!(told.of(|| panics(|| keys.pause_all(pause))), ["paused"]);
+    let mut wait = Box::pin(keys.acquire(&2));
+    assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    assert_eq!(told.of(|| panics(|| keys.resume_all())), ["resumed"]);
 }
 
 /// Bug: the waker of a waiter that passed or was refused panicked, and composites that waited for
