@@ -58,7 +58,7 @@ pub(crate) mod visit;
 mod watch;
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -111,6 +111,8 @@ pub(crate) struct Line<R: Rule, C: Timer> {
     positions_given: u64,
     /// The deadlines of the entries in the queue that have one, in order of time.
     deadlines: BTreeSet<(Nanos, u32)>,
+    /// The entries of blocked threads in the queue, by position.
+    threads: BTreeMap<u64, u32>,
     /// The highest clock reading so far.
     latest: Nanos,
     /// The latest time as of which a waiter was charged.
@@ -215,6 +217,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             all_waiters: None,
             positions_given: 0,
             deadlines: BTreeSet::new(),
+            threads: BTreeMap::new(),
             latest: Nanos::ZERO,
             charged: Nanos::ZERO,
             uncollected: [0, 0],
@@ -374,8 +377,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
             class.with_deadline += 1;
             self.deadlines.insert((deadline, key));
         }
-        if matches!(woken_by, WokenBy::Thread { .. }) && class.first_thread == NO_ENTRY {
-            class.first_thread = key;
+        if matches!(woken_by, WokenBy::Thread { .. }) {
+            self.threads.insert(position, key);
         }
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = key,
@@ -438,10 +441,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let was_last = class.len == 0;
         if was_last {
             self.priorities.forget(priority);
-        } else if class.first_thread == key {
-            // All other threads of the class are behind the first one.
-            let first = self.thread_from(next, priority);
-            self.priorities.class(priority).first_thread = first;
+        }
+        if matches!(woken_by, WokenBy::Thread { .. }) {
+            self.threads.remove(&position);
         }
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = next,

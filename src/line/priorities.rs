@@ -21,8 +21,6 @@ pub(crate) struct Class<Ahead> {
     pub(crate) ahead: Ahead,
     /// The requests of this class, counted by what they ask for.
     pub(crate) sizes: Sizes,
-    /// The first blocked thread.
-    pub(crate) first_thread: u32,
     /// The number of waiters that are refused if they are due too late.
     pub(crate) with_deadline: usize,
 }
@@ -71,7 +69,6 @@ impl<Ahead: Default> Priorities<Ahead> {
                     len: 0,
                     ahead: Ahead::default(),
                     sizes: Sizes::default(),
-                    first_thread: NO_ENTRY,
                     with_deadline: 0,
                 };
                 self.0.insert(count, class);
@@ -89,10 +86,5 @@ impl<Ahead: Default> Priorities<Ahead> {
     /// Weighs all classes anew if their sizes determine their weights. Returns whether they do.
     pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) -> bool {
         self.0.iter_mut().all(|class| weigh(&class.sizes).map(|ahead| class.ahead = ahead).is_some())
-    }
-
-    /// Returns the first blocked thread in the queue.
-    pub(crate) fn first_thread(&self) -> u32 {
-        self.0.iter().map(|class| class.first_thread).find(|first| *first != NO_ENTRY).unwrap_or(NO_ENTRY)
     }
 }

@@ -3,7 +3,6 @@
 use crate::clock::Timer;
 use crate::line::alarms::{AlarmCheck, Arming, LostAlarm, PutBack, SLACK};
 use crate::line::deferred::Deferred;
-use crate::line::priorities::NO_ENTRY;
 use crate::line::rule::Rule;
 use crate::line::{Entry, Line, State, WokenBy};
 use crate::time::Nanos;
@@ -68,7 +67,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// The waker of a blocked thread is this crate's own and unparks the thread, so it may be
     /// cloned under the lock. A thread that has just joined unparks itself, and checks once more.
     fn wake_thread(&mut self, due: Nanos, deferred: &mut Deferred) {
-        let first = self.priorities.first_thread();
+        let Some((_, &first)) = self.threads.first_key_value() else { return };
         let own = first == self.head || self.alarms.is_empty();
         let at = if own { due } else { due.saturating_add(SLACK) };
         if let Some(Entry {
@@ -100,36 +99,17 @@ impl<R: Rule, C: Timer> Line<R, C> {
         woken_by: WokenBy<C::RuntimeId>,
         deferred: &mut Deferred,
     ) {
-        let &Entry { position, priority, next, .. } = &self.entries[key as usize];
-        if matches!(woken_by, WokenBy::Thread { .. }) {
-            // A thread waits for this reservation from now on.
-            let first = self.priorities.class(priority).first_thread;
-            if self.entries.get(first as usize).is_none_or(|first| position < first.position) {
-                self.priorities.class(priority).first_thread = key;
+        let entry = &mut self.entries[key as usize];
+        let old = std::mem::replace(&mut entry.woken_by, woken_by);
+        match woken_by {
+            WokenBy::Thread { .. } => self.threads.insert(entry.position, key),
+            WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Nothing => {
+                self.threads.remove(&entry.position)
             }
-        } else if self.priorities.class(priority).first_thread == key {
-            // The thread of this entry no longer waits.
-            let first = self.thread_from(next, priority);
-            self.priorities.class(priority).first_thread = first;
-        }
-        let old = std::mem::replace(&mut self.entries[key as usize].woken_by, woken_by);
+        };
         self.unattended += usize::from(matches!(woken_by, WokenBy::Nothing));
         self.unattended -= usize::from(matches!(old, WokenBy::Nothing));
         self.leave_alarm(old, deferred);
-    }
-
-    /// Returns the first blocked thread of a class from an entry on. Each entry is visited once,
-    /// because all threads of the class are behind its first.
-    pub(super) fn thread_from(&self, mut key: u32, priority: i8) -> u32 {
-        while let Some(entry) = self.entries.get(key as usize)
-            && entry.priority == priority
-        {
-            if matches!(entry.woken_by, WokenBy::Thread { .. }) {
-                return key;
-            }
-            key = entry.next;
-        }
-        NO_ENTRY
     }
 
     pub(crate) fn leave_alarm(&mut self, woken_by: WokenBy<C::RuntimeId>, deferred: &mut Deferred) {
