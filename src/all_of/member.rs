@@ -89,7 +89,7 @@ impl Wait {
 }
 
 /// A limiter among several.
-pub(crate) trait Member: Recheck {
+pub(crate) trait Member: Send + Sync {
     /// Checks whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
@@ -521,12 +521,6 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
         // The waiters that were served just now are woken, and the next waiter needs an alarm.
         shared.unlock_and_recheck(line, true, usize::from(seat > 0), deferred);
         taken
-    }
-}
-
-impl<P: Policy, C: Timer> Recheck for RateLimiter<P, C> {
-    fn recheck(&self) {
-        self.shared.recheck();
     }
 }
 
