@@ -73,6 +73,14 @@ impl Account {
         Some(taken)
     }
 
+    /// Puts back permits that a request did not use. If the stock was empty, the task that books
+    /// permits learns when they end.
+    pub(crate) fn put_back(&self, taken: LeaseCharge) {
+        if self.stock.put_back(taken) {
+            self.kick.notify_one();
+        }
+    }
+
     /// Returns when `n` permits are there, behind requests for `ahead` permits. Permits that are
     /// not booked may be there at the end of the time for which a request
     /// [stays](Patience::min_wait) in the queue. If requests queue only for booked permits, this

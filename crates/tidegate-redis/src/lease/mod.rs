@@ -66,6 +66,7 @@ pub(crate) struct Leases {
     all: Option<AllOf>,
     /// Notifies requests in the queue, in their order, that leases cannot serve them.
     failed: Notify,
+    /// Whether the task that books permits runs.
     is_driven: AtomicBool,
     /// Whether the requests that wait for the store are bounded. The bounds do not apply here.
     is_bounded: AtomicBool,
@@ -232,7 +233,7 @@ impl Leases {
             return Some(paused.into());
         }
         if let Some(next) = ledger.next_lease_at(now, costs, longest) {
-            if next <= now || !self.is_driven.load(Ordering::SeqCst) {
+            if next <= now {
                 self.drive();
             }
             let known = known.and_then(|(_, refusal)| refusal.retry_after()).unwrap_or_default();
@@ -316,12 +317,12 @@ impl Leases {
         }));
     }
 
-    /// Starts the task that books permits, or kicks it. Returns whether that task runs.
+    /// Kicks the task that books permits; the first call starts it. Returns whether that task runs.
     fn drive(self: &Arc<Leases>) -> bool {
-        // SeqCst here, where the task ends and where a request joins: either the task sees the
-        // request, or the request sees that the task has ended.
+        self.ledger.kick.notify_one();
+        // SeqCst, like the notification of a failure: a request that misses the notification at the
+        // end of the task sees here that the task has ended.
         if self.is_driven.swap(true, Ordering::SeqCst) {
-            self.ledger.kick.notify_one();
             return true;
         }
         let (driving, kick) = (Driving(Arc::downgrade(self)), self.ledger.kick.clone());
@@ -342,7 +343,6 @@ impl Leases {
                 drop(message);
                 let until = match next {
                     Next::Now => continue,
-                    Next::End => return driving.end(),
                     Next::At(until) => until,
                 };
                 let (mut kicked, mut sleep) = (pin!(kick.notified()), pin!(clock.sleep_until(until)));
@@ -512,11 +512,6 @@ impl Leases {
                 return Next::At(until);
             }
             Plan::Rest(until) => return Next::At(until),
-            Plan::Idle => {
-                self.is_driven.store(false, Ordering::SeqCst);
-                let goes_on = self.ledger.has_waiting() && !self.is_driven.swap(true, Ordering::SeqCst);
-                return if goes_on { Next::Now } else { Next::End };
-            }
         }
         Next::Now
     }
@@ -529,15 +524,9 @@ fn serve(limiter: &RateLimiter<Lease>) {
     _ = catch_unwind(AssertUnwindSafe(|| limiter.debit(0)));
 }
 
-/// The task that books permits. If it is dropped before it ends itself, its store has ended, and
-/// the queued requests are notified.
+/// The task that books permits, which runs until the leases are dropped. If it is dropped before
+/// that, its store has ended, and the queued requests are notified.
 struct Driving(Weak<Leases>);
-
-impl Driving {
-    fn end(mut self) {
-        self.0 = Weak::new();
-    }
-}
 
 impl Drop for Driving {
     fn drop(&mut self) {
@@ -562,7 +551,6 @@ enum Next {
     Now,
     /// At this time, or when it is kicked.
     At(Nanos),
-    End,
 }
 
 /// A request in the queue of this process.

@@ -45,7 +45,7 @@ impl Policy for Lease {
     }
 
     fn undo(&self, _state: &(), _at: Nanos, charge: LeaseCharge, _most: u64) -> u64 {
-        self.0.stock.put_back(charge);
+        self.0.put_back(charge);
         u64::MAX
     }
 

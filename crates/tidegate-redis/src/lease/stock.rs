@@ -214,14 +214,17 @@ impl Stock {
         }
     }
 
-    /// Puts back permits that a request took and did not use.
-    pub(crate) fn put_back(&self, taken: LeaseCharge) {
+    /// Puts back permits that a request took and did not use. Returns whether the stock may have
+    /// been empty.
+    pub(crate) fn put_back(&self, taken: LeaseCharge) -> bool {
         let list = self.list.load();
         let gone = taken.from + taken.n;
         let word = &list.word.0;
         let is_last = list.number == taken.list
             && word.compare_exchange(gone, taken.from, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !is_last {
+        if is_last {
+            list.rest(gone).next().is_none()
+        } else {
             let origin = Origin { due: taken.due, before: None };
             let piece = Piece { permits: taken.n, usable: Nanos::ZERO, ends: taken.ends, origin };
             let mut past = self.lock();
@@ -234,6 +237,7 @@ impl Stock {
                 None => pieces.push(piece.clone()),
             });
             past.taken = past.taken.saturating_sub(taken.n);
+            true
         }
     }
 
@@ -474,7 +478,9 @@ mod tests {
         stock.add(piece(1000, 0, 30), 0);
         let taken = |_| stock.take(Nanos::new(1), 1).expect("a permit").0;
         let all: Vec<LeaseCharge> = (0..2000).map(taken).collect();
-        all.into_iter().for_each(|taken| stock.put_back(taken));
+        for taken in all {
+            stock.put_back(taken);
+        }
         assert_eq!((stock.pieces(), stock.usable(Nanos::new(1)), stock.taken()), (2, 2000, 0));
         assert_eq!(permits(&stock.remove(Nanos::new(20), Nanos::new(20), 0)), 1000);
     }

@@ -170,8 +170,7 @@ impl Ledger {
         let number = self.queued.join(costs, is_endless, || {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 account.largest.fetch_max(*n, Ordering::Relaxed);
-                // SeqCst: see `Leases::drive`.
-                account.waiting.fetch_add(*n, Ordering::SeqCst);
+                account.waiting.fetch_add(*n, Ordering::Relaxed);
             }
             self.patience.join(is_endless);
         });
@@ -193,7 +192,7 @@ impl Ledger {
 
     /// Returns whether requests are queued.
     pub(crate) fn has_waiting(&self) -> bool {
-        self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
+        self.accounts.iter().any(|account| account.waiting.load(Ordering::Relaxed) > 0)
     }
 
     /// Returns whether all limits have permits for the queued requests and for this one, as far as

@@ -65,8 +65,6 @@ pub(crate) enum Plan {
     Fail(Nanos),
     /// Does nothing until a time or a kick.
     Rest(Nanos),
-    /// Nothing is on lease, and no request waits.
-    Idle,
 }
 
 /// Permits that go back to the store.
@@ -126,8 +124,6 @@ struct Needs {
     is_short: bool,
     /// Queued requests wait for them.
     is_urgent: bool,
-    /// Nothing is on lease, and no request waits.
-    is_idle: bool,
 }
 
 /// How many permits of one limit are booked next.
@@ -174,10 +170,8 @@ impl Ledger {
                 return Plan::Book(Order { is_sooner: true, ..state.order(costs, longest, now) });
             }
         }
-        if paced > now {
-            return Plan::Rest(ends.min(paced).min(next_sooner));
-        }
-        if needs.is_idle { Plan::Idle } else { Plan::Rest(ends.min(next_sooner)) }
+        let paced = if paced > now { paced } else { Nanos::MAX };
+        Plan::Rest(ends.min(paced).min(next_sooner))
     }
 
     /// Returns the permits of a lease for queued requests that have too few permits for the next
@@ -207,7 +201,7 @@ impl Ledger {
     ) -> (Needs, Vec<Return>) {
         let is_overloaded = now < state.overloaded_till;
         let mut returns = Vec::new();
-        let mut needs = Needs { pace: state.usual.longest / 32, is_idle: true, ..Needs::default() };
+        let mut needs = Needs { pace: state.usual.longest / 32, ..Needs::default() };
         for (i, account) in self.accounts.iter().enumerate() {
             let size = self.size(i, now, state);
             let limit = &state.limits[i];
@@ -227,7 +221,6 @@ impl Ledger {
                 self.demand(account, limit, (waiting, held), size, is_overloaded, has_store_queue);
             needs.is_short |= is_short;
             needs.is_urgent |= is_urgent;
-            needs.is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
             needs.permits.push(n);
             needs.queues.push((waiting, held));
             needs.pieces = needs.pieces.max(account.stock.pieces());

@@ -204,3 +204,30 @@ fn no_request_is_refused_until_a_lease_that_is_not_booked() {
     assert_eq!(ledger.handle_reply(at(102), &order, Err(Away::Misconfigured)), OrderOutcome::Failed);
     assert_eq!(ledger.next_lease_at(at(103), &one, Duration::ZERO), None);
 }
+
+/// Bug: permits that were put back when the leases were used up stayed in this process until its
+/// next request.
+#[test]
+fn permits_that_are_put_back_into_an_empty_stock_end_like_others() {
+    use futures_util::FutureExt;
+
+    let ledger = ledger("token_bucket 1000/s burst 100", 1);
+    let account = &ledger.accounts[0];
+    account.stock.add(account.piece(at(10), at(17), &booked(MS, vec![5]), 0), 0);
+    let taken = [2, 3].map(|n| account.take(at(50), n).expect("they are usable"));
+    assert_eq!(ledger.plan(at(50), 0, false), Plan::Rest(Nanos::MAX));
+    let is_kicked = || ledger.kick.notified().now_or_never().is_some();
+    is_kicked();
+    let are_kicked = taken.map(|taken| {
+        account.put_back(taken);
+        is_kicked()
+    });
+    // The second permits are put back into a new list.
+    assert_eq!(are_kicked, [true, true]);
+    assert_eq!(ledger.plan(at(50), 0, false), Plan::Rest(at(240)));
+    let last = account.take(at(50), 1).expect("it is usable");
+    is_kicked();
+    account.put_back(last);
+    assert!(!is_kicked(), "the end is known");
+    assert!(matches!(ledger.plan(at(240), 0, false), Plan::Back(returns) if returns[0].permits == 5));
+}
