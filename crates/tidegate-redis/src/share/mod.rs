@@ -199,8 +199,6 @@ struct ShareStart {
     after: Instant,
     /// The reduction.
     less: u32,
-    /// How many permits of other shares were counted since.
-    counted: u32,
 }
 
 impl ShareStart {
@@ -368,19 +366,18 @@ impl Share {
             Duration::ZERO => Some(at),
             _ => at.checked_add(ahead),
         });
-        let new = ShareStart { at, after: after.unwrap_or(at), less, counted: 0 };
+        let new = ShareStart { at, after: after.unwrap_or(at), less };
         // `status` wakes the requests that are due, so it runs under no lock.
         let status = self.tags.status(tag);
         let is_full = status.available == status.limit;
         let own = self.granted_of(status, began, outage.time);
         let begins = begins && began.is_none_or(|began| !self.is_begun(began, new, is_full, ahead, outage));
-        let counted = of_others.saturating_sub(own);
-        let (new, debit) = match (begins, began) {
-            (true, _) => (new, self.debit(status, less, ahead, outage, (of_others, own))),
-            (false, _) if counted == 0 => return true,
-            (false, Some(began)) if of_this_outage.is_some() => (began, counted),
-            (false, _) => (ShareStart { less: 0, ..new }, counted),
-        };
+        if !begins {
+            // An error says that there is no room for the tag, whose requests are then refused.
+            _ = self.tags.debit_ahead(tag, of_others.saturating_sub(own), ahead);
+            return true;
+        }
+        let debit = self.debit(status, less, ahead, outage, (of_others, own));
         let begun = lock(&self.begun);
         if begun.get(tag).copied() != began {
             return false;
@@ -397,7 +394,7 @@ impl Share {
             begun.retain(|_, began| self.first.is_running(began.after.elapsed(), outage.time));
         }
         if begun.len() < MAX_TAGS {
-            begun.insert(tag.to_owned(), ShareStart { counted: new.counted.saturating_add(counted), ..new });
+            begun.insert(tag.to_owned(), new);
         }
         true
     }
@@ -610,6 +607,39 @@ mod tests {
                 "{line}"
             );
         }
+    }
+
+    /// Regression: counting what another share had granted was noted as a beginning, and the next
+    /// outage had a whole share in its first period.
+    #[tokio::test(start_paused = true)]
+    async fn a_share_that_counts_another_begins_in_the_next_outage() {
+        for line in ["sliding_log {}/20s", "sliding_window {}/20s cells 4", "sliding_estimate {}/20s"] {
+            let (shares, start) = (Shares::default(), Instant::now());
+            let taken = |limit: u32, answered, requests| {
+                let config = config(&line.replace("{}", &limit.to_string()));
+                granted(&shares, &config, outage(answered, time(start)), LastBooking::NONE, requests)
+            };
+            let until = |seconds| tokio::time::sleep_until(start + Duration::from_secs(seconds));
+            assert_eq!(taken(64, start, 100), 4, "{line}");
+            until(25).await;
+            assert_eq!((taken(64, start, 1), taken(68, start, 1)), (1, 1), "{line}");
+            until(30).await;
+            let again = taken(68, Instant::now(), 100);
+            assert!(again <= 4, "{line}: {again}");
+        }
+        // The share serves, and counts the other one: its reduction is as old as it was.
+        let (shares, start) = (Shares::default(), Instant::now());
+        let taken = |limit: u32, answered, requests| {
+            let config = config(&format!("sliding_log {limit}/20s"));
+            granted(&shares, &config, outage(answered, time(start)), LastBooking::NONE, requests)
+        };
+        assert_eq!(taken(64, start, 1), 1);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let second = Instant::now();
+        assert_eq!((taken(68, second, 3), taken(64, second, 100)), (3, 0));
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        let third = taken(64, Instant::now(), 100);
+        assert!(third <= 4, "{third}");
     }
 
     /// Regression: the shares of two policies kept each other in memory, and of 1,024 more such
