@@ -35,6 +35,12 @@ impl Observers {
         }
     }
 
+    /// Reports a pause that is not sent to the store yet. A panic of an observer does not keep it
+    /// from being sent.
+    pub(crate) fn paused(&self, span: Duration) {
+        _ = catch_unwind(AssertUnwindSafe(|| self.report(|events| events.paused(span))));
+    }
+
     /// Notifies the observers of the permits left of the limit of this name, if they are few. A
     /// panic of an observer ends no thread.
     pub(crate) fn left(&self, left: Option<(&str, Left)>) {

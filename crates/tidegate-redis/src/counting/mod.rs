@@ -291,7 +291,7 @@ impl StoreCountingLimit {
             return None;
         }
         if span > self.shared.known_pause.rest() {
-            self.shared.observers.report(|events| events.paused(span));
+            self.shared.observers.paused(span);
         }
         Some(Operation::Pause(span))
     }

@@ -217,10 +217,10 @@ impl StoreLimiter {
         if let Some(leases) = &self.line.leases {
             leases.discard(None);
         }
-        self.ask(Operation::Reset, &[]).await?;
-        self.line.resumed();
+        let answer = self.ask(Operation::Reset, &[]).await;
+        // Also if the store did not reply: permits may have been booked before it reset the limits.
         self.resume_leases();
-        Ok(())
+        answer.map(|_| self.line.resumed())
     }
 
     /// Returns a snapshot of the limits, like [`AnyLimiter::status`], without blocking a thread. It
@@ -392,7 +392,7 @@ impl StoreLimiter {
         self.line.prolong_pause(span);
         let set = &self.line.set;
         if span > set.known_pause.rest() {
-            set.observers.report(|events| events.paused(span));
+            set.observers.paused(span);
         }
         Some(Operation::Pause { span, keep_permits: pause.keeps_permits() })
     }

@@ -122,6 +122,38 @@ fn a_pause_that_prolongs_nothing_is_not_counted() {
     });
 }
 
+/// Bug: the observer's panic kept the pause from being sent to the store.
+#[test]
+fn a_pause_is_made_although_an_observer_panics() {
+    struct Panics;
+
+    impl Events for Panics {
+        fn paused(&self, _span: Duration) {
+            panic!("an observer that panics");
+        }
+    }
+
+    run(async move {
+        for is_counting in [false, true] {
+            let model = model();
+            let observed = model.open(Store::builder("redis://model").observed_by(Arc::new(Panics))).unwrap();
+            let other = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = |store: &Store| -> AnyLimiter {
+                let calls = store.limiter("all").limit("calls", "token_bucket 50/s burst 20");
+                match is_counting {
+                    false => calls.build().unwrap().into(),
+                    true => store.counting("jobs", 4).build().unwrap().into(),
+                }
+            };
+            let (limiter, other) = (limiter(&observed), limiter(&other));
+            limiter.pause_for(300 * MS).unwrap();
+            tokio::time::sleep(10 * MS).await;
+            let refusal = other.acquire_now(1).await.unwrap_err().refusal();
+            assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
+        }
+    });
+}
+
 #[test]
 fn counters_equal_what_callers_got() {
     let two = NonZeroU32::new(2).unwrap();
