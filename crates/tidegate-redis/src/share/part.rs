@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidegate::{PolicyConfig, Rate};
 
 use super::period::Period;
-use crate::terms::Terms;
+use crate::terms::{Terms, fraction, whole_permits};
 
 /// Returns a configuration whose windows begin with those of a clock that shows `time`, on a clock
 /// that shows `wall`.
@@ -30,7 +30,7 @@ pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> Policy
     match &mut config {
         PolicyConfig::TokenBucket { rate, burst, start_with, interval_refill, at_wall_clock, .. } => {
             let steps = *interval_refill || at_wall_clock.is_some();
-            *rate = if steps { fewer(*rate, processes) } else { slower(*rate, processes) };
+            *rate = if steps { fewer_in_steps(*rate, processes) } else { slower(*rate, processes) };
             *burst = part(*burst);
             // `Share::begin` sets how much a share has at first.
             *start_with = None;
@@ -59,17 +59,14 @@ pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> Policy
     config
 }
 
-/// Returns the share of a rate, exact if its permits are a whole number.
+/// Returns the share of a rate: equally many permits in a period that is as many times longer as
+/// there are processes.
 fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
-    let permits = rate.permits();
-    let period = rate.period().checked_mul(processes.get()).filter(|period| *period <= Rate::MAX_PERIOD);
-    // The value is in range, as the guard has just checked.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let exact = match period {
-        Some(period) if permits.fract() == 0.0 && permits < 1e15 => Rate::new(permits as u64, period).ok(),
-        _ => None,
+    let exact = || {
+        let (permits, period) = whole_permits(rate)?;
+        Rate::new(permits, period.checked_mul(processes.get())?).ok()
     };
-    exact.unwrap_or_else(|| {
+    exact().unwrap_or_else(|| {
         Rate::from_per_second(rate.as_per_second() / f64::from(processes.get())).unwrap_or(Rate::ZERO)
     })
 }
@@ -77,20 +74,20 @@ fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
 /// Returns a rate with fewer whole permits in an equal period, so that windows begin and end as
 /// before. A rate of less than a permit for each process stays one permit.
 fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
-    let permits = (rate.permits() / f64::from(processes.get())).floor().max(1.0);
-    let whole = rate.permits().fract() == 0.0 && permits <= f64::from(u32::MAX);
-    // The value is in range, as was just checked.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let fewer = (whole && !rate.is_zero()).then(|| Rate::new(permits as u64, rate.period()).ok());
-    match fewer.flatten() {
-        Some(rate) => rate,
-        None if rate.is_zero() => rate,
-        // The share is one permit in a period that is as many times longer as there are processes.
-        None => {
-            let period = Duration::try_from_secs_f64(f64::from(processes.get()) / rate.as_per_second());
-            let period = period.unwrap_or(Rate::MAX_PERIOD).min(Rate::MAX_PERIOD);
-            Rate::new(1, period).unwrap_or(Rate::ZERO)
-        }
+    let exact = |(permits, period): (u64, Duration)| {
+        Rate::new((permits / u64::from(processes.get())).max(1), period).ok()
+    };
+    // The window of any limit over a store grants whole permits.
+    whole_permits(rate).filter(|_| !rate.is_zero()).and_then(exact).unwrap_or(rate)
+}
+
+/// Returns the share of a rate in steps: whole permits in steps of equal length, if each step has a
+/// permit for each process.
+fn fewer_in_steps(rate: Rate, processes: NonZeroU32) -> Rate {
+    let part = fraction(rate, 1, processes.get().into()).map(|(permits, parts)| permits / parts);
+    match part.and_then(|part| u64::try_from(part).ok()) {
+        Some(part @ 1..) => Rate::new(part, rate.period()).unwrap_or(rate),
+        _ => fewer(rate, processes),
     }
 }
 
@@ -112,6 +109,10 @@ mod tests {
             ("fixed_window 5000/h", "fixed_window 1250/h at_wall_clock 0s"),
             ("sliding_log 3/s", "sliding_log 1/s"),
             ("sliding_window zero cells 2", "sliding_window zero cells 2"),
+            ("token_bucket 33.3/s burst 10", "token_bucket 333/40s burst 2"),
+            ("fixed_window 2.5/s", "fixed_window 1/2s at_wall_clock 0s"),
+            ("token_bucket 9.5/s burst 12 interval_refill", "token_bucket 2/s burst 3 interval_refill"),
+            ("token_bucket 2.5/s burst 12 interval_refill", "token_bucket 1/2s burst 3 interval_refill"),
         ] {
             let config: PolicyConfig = line.parse().expect("a configuration");
             let expected: PolicyConfig = expected.parse().expect("a configuration");
@@ -128,6 +129,35 @@ mod tests {
                     .map(|(_, rest)| rest.split_once(' ').map(|(_, rest)| rest.to_owned()))
             };
             assert_eq!(tail(&got), tail(&expected), "{line}: {got}");
+        }
+    }
+    /// Bug: the share of a rate that is no whole number was a float, which no script counts
+    /// exactly. So a process had no share, or one with windows of another length.
+    #[test]
+    fn each_number_of_processes_has_a_share_of_each_limit() {
+        for line in [
+            "token_bucket {} burst 10",
+            "token_bucket {} burst 10 interval_refill",
+            "leaky_bucket {}",
+            "smooth_bursty {}",
+            "fixed_window {} at_wall_clock 0s",
+            "sliding_window {} cells 5",
+            "sliding_estimate {}",
+            "sliding_log {}",
+        ] {
+            for rate in ["0.1/s", "0.5/s", "1.5/s", "2.5/s", "12.5/s", "33.3/s", "1000.5/s", "7/s", "1/h"] {
+                let config: PolicyConfig = line.replace("{}", rate).parse().expect("a configuration");
+                let period =
+                    |config: &PolicyConfig| Terms::new(config).map(|terms| Period::of(&terms.numbers)).ok();
+                for processes in (1..=32).filter_map(NonZeroU32::new) {
+                    let part = part_of(config.clone(), processes);
+                    assert!(period(&part).is_some(), "{config}, {processes}: {part}");
+                    if !line.contains("bucket") && !line.contains("smooth") {
+                        assert_eq!(period(&part), period(&config), "{config}, {processes}: {part}");
+                    }
+                    assert!(AnyPolicy::try_from(part).is_ok(), "{config}, {processes}");
+                }
+            }
         }
     }
 }

@@ -169,11 +169,12 @@ impl BucketPolicy {
             }
         };
         // The numbers are those of one unit of time: a microsecond, or a step.
-        let (refill, price) = match (self.rate.is_zero(), step) {
-            (true, _) => (0, 1),
-            (false, 0) => fraction(config, self.rate, 1000, self.rate.period().as_nanos())?,
-            (false, _) => fraction(config, self.rate, 1, 1)?,
+        let fraction = match (self.rate.is_zero(), step) {
+            (true, _) => Some((0, 1)),
+            (false, 0) => fraction(self.rate, 1000, self.rate.period().as_nanos()),
+            (false, _) => fraction(self.rate, 1, 1),
         };
+        let (refill, price) = fraction.ok_or_else(|| too_large(config))?;
         let tolerance = match step {
             0 => self.tolerance.as_nanos().checked_mul(refill).map(|units| units / 1000),
             step => {
@@ -269,10 +270,11 @@ fn bursty(
     max_burst: Duration,
     start_full: bool,
 ) -> Result<Terms, BuildError> {
-    let (refill, price) = match rate.is_zero() {
-        true => (0, 1),
-        false => fraction(config, rate, 1000, rate.period().as_nanos())?,
+    let fraction = match rate.is_zero() {
+        true => Some((0, 1)),
+        false => fraction(rate, 1000, rate.period().as_nanos()),
     };
+    let (refill, price) = fraction.ok_or_else(|| too_large(config))?;
     let full = max_burst.as_nanos().checked_mul(refill).map(|units| units / 1000);
     let cap = full.map(|full| full.max(refill.saturating_sub(1)));
     let (Some(full), Some(cap)) = (full, cap.filter(|cap| *cap < MOST && price < MOST && refill < MOST))
@@ -334,19 +336,23 @@ fn decimal(rate: Rate) -> Option<(u128, i32)> {
     Some((digits, exponent - i32::try_from(part.len()).ok()?))
 }
 
-/// The fraction `permits * times / over`, reduced.
-fn fraction(config: &PolicyConfig, rate: Rate, times: u128, over: u128) -> Result<(u128, u128), BuildError> {
-    let reduced = || {
-        let (digits, exponent) = decimal(rate).filter(|_| !rate.is_unlimited())?;
-        let power = 10u128.checked_pow(exponent.unsigned_abs())?;
-        let (above, below) = match exponent >= 0 {
-            true => (digits.checked_mul(power)?.checked_mul(times)?, over),
-            false => (digits.checked_mul(times)?, over.checked_mul(power)?),
-        };
-        let divisor = gcd(above, below).max(1);
-        Some((above / divisor, below / divisor))
+/// Returns the fraction `permits * times / over`, reduced; `None` if it is too large.
+pub(crate) fn fraction(rate: Rate, times: u128, over: u128) -> Option<(u128, u128)> {
+    let (digits, exponent) = decimal(rate).filter(|_| !rate.is_unlimited())?;
+    let power = 10u128.checked_pow(exponent.unsigned_abs())?;
+    let (above, below) = match exponent >= 0 {
+        true => (digits.checked_mul(power)?.checked_mul(times)?, over),
+        false => (digits.checked_mul(times)?, over.checked_mul(power)?),
     };
-    reduced().ok_or_else(|| too_large(config))
+    let divisor = gcd(above, below).max(1);
+    Some((above / divisor, below / divisor))
+}
+
+/// Returns a rate as whole permits in a period: `2.5/s` is 5 permits in two seconds.
+pub(crate) fn whole_permits(rate: Rate) -> Option<(u64, Duration)> {
+    let (permits, periods) = fraction(rate, 1, 1)?;
+    let length = u64::try_from(rate.period().as_nanos().checked_mul(periods)?).ok()?;
+    Some((u64::try_from(permits).ok()?, Duration::from_nanos(length)))
 }
 
 /// The limit and the length of a window, in whole permits and microseconds.
@@ -354,10 +360,8 @@ fn window(config: &PolicyConfig, rate: Rate) -> Result<(i64, i64), BuildError> {
     if rate.is_zero() {
         return Ok((0, 1_000_000));
     }
-    let (permits, periods) = fraction(config, rate, 1, 1)?;
-    let length = rate.period().as_nanos().checked_mul(periods);
-    let length = length.and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos);
-    let length = micros(config, length.ok_or_else(|| too_large(config))?)?;
+    let (permits, length) = whole_permits(rate).ok_or_else(|| too_large(config))?;
+    let length = micros(config, length)?;
     match i64::try_from(permits) {
         Ok(limit) if limit <= i64::from(u32::MAX) => Ok((limit, length)),
         _ => Err(too_large(config)),
