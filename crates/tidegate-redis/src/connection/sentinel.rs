@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use redis::{Cmd, FromRedisValue, Value};
-use tokio::time::Instant;
 
 use super::address::Node;
 use super::failure::{Failure, of_connecting};
@@ -23,8 +22,9 @@ use crate::lock::lock;
 /// How often the sentinel that reported the primary is asked whether it is still the primary.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// The timeout for one sentinel and the server that it reports.
-const ANSWER: Duration = Duration::from_millis(500);
+/// The timeout for one sentinel, and for the server that it reports: a connection over TLS takes
+/// four round trips.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// The time for which only the sentinel that last reported a primary is asked. After this time, or
 /// when it fails, the other sentinels are asked concurrently. The time is a fifth of the default
@@ -56,10 +56,9 @@ impl Sentinels {
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
         let ask = |rank: usize| async move {
             let i = (first + rank) % count;
-            let deadline = Instant::now() + ANSWER;
-            match in_time(deadline, self.address_over(&mut None, &self.sentinels[i])).await {
+            match in_time(self.address_over(&mut None, &self.sentinels[i])).await {
                 Ok((host, port)) => {
-                    let reply = in_time(deadline, self.primary_at(&host, port)).await;
+                    let reply = in_time(self.primary_at(&host, port)).await;
                     (true, rank, i, reply.map(|link| (link, (host, port))))
                 }
                 Err(failure) => (false, rank, i, Err(failure)),
@@ -93,7 +92,7 @@ impl Sentinels {
         let (primary, mut link) = (lock(&self.primary).clone(), None);
         loop {
             tokio::time::sleep(jittered(WATCH)).await;
-            match in_time(Instant::now() + ANSWER, self.address_over(&mut link, sentinel)).await {
+            match in_time(self.address_over(&mut link, sentinel)).await {
                 Ok(address) if address != primary => return,
                 Ok(_) => {}
                 Err(_) => link = None,
@@ -139,12 +138,9 @@ fn most_telling(failed: Vec<(bool, usize, Failure)>) -> Failure {
     last.map_or_else(|| Failure::NotRun("no sentinel reported a primary".into()), |(.., failure)| failure)
 }
 
-async fn in_time<T>(
-    deadline: Instant,
-    reply: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
+async fn in_time<T>(reply: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not reply".into()));
-    tokio::time::timeout_at(deadline, reply).await.unwrap_or_else(silent)
+    tokio::time::timeout(ANSWER, reply).await.unwrap_or_else(silent)
 }
 
 async fn ask<T: FromRedisValue>(link: &mut Link, cmd: &Cmd) -> Result<Option<T>, Failure> {

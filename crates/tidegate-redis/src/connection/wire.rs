@@ -33,7 +33,7 @@ pub(crate) enum Connection {
 }
 
 impl Wire {
-    /// Connects. It sets no deadline.
+    /// Connects. The caller sets the deadline of all attempts.
     pub(crate) async fn connect(&self) -> Result<Connection, Failure> {
         let (mut link, key) = match self {
             Wire::Server { node, key } => (Link::connect(node).await?, key.as_deref()),
