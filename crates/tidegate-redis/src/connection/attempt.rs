@@ -21,7 +21,7 @@ pub(super) struct Attempts {
     /// The number of attempts that have ended.
     ended: AtomicU64,
     /// Held during an attempt. Holds the failure of the last attempt.
-    last: tokio::sync::Mutex<Option<Failure>>,
+    last: Arc<tokio::sync::Mutex<Option<Failure>>>,
 }
 
 impl Attempts {
@@ -29,10 +29,11 @@ impl Attempts {
     /// attempt fails first that began since, or just before: then the call fails with that failure.
     ///
     /// The attempt is a separate task: the deadline of one call does not end what other calls wait
-    /// for.
+    /// for. Calls go on in the order in which they began to wait: each lets the next one go on, when
+    /// it runs itself.
     pub(super) async fn join<T: Send + 'static>(
         self: &Arc<Attempts>,
-        find: impl Fn() -> Option<T> + Send + 'static,
+        find: impl Fn() -> Option<T>,
         attempt: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
         if let Some(found) = find() {
@@ -40,25 +41,29 @@ impl Attempts {
         }
         // In this order: an attempt that ends meanwhile then counts as ended.
         let is_old = lock(&self.began).is_some_and(|began| began.elapsed() >= OLD);
-        let (this, ended) = (self.clone(), self.ended.load(Ordering::Acquire));
-        let joined = tokio::spawn(async move {
-            let mut last = this.last.lock().await;
-            if let Some(found) = find() {
-                return Ok(found);
-            }
-            if this.ended.load(Ordering::Relaxed) > ended + u64::from(is_old)
-                && let Some(failure) = &*last
-            {
-                return Err(failure.clone());
-            }
+        let ended = self.ended.load(Ordering::Acquire);
+        let mut last = self.last.clone().lock_owned().await;
+        if let Some(found) = find() {
+            return Ok(found);
+        }
+        if self.ended.load(Ordering::Relaxed) > ended + u64::from(is_old)
+            && let Some(failure) = &*last
+        {
+            return Err(failure.clone());
+        }
+        let this = self.clone();
+        let made = tokio::spawn(async move {
             *lock(&this.began) = Some(Instant::now());
             let made = attempt.await;
             this.ended.fetch_add(1, Ordering::Release);
             *lock(&this.began) = None;
             *last = made.as_ref().err().cloned();
-            made
+            (made, last)
         });
-        joined.await.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())))
+        match made.await {
+            Ok((made, _last)) => made,
+            Err(_) => Err(Failure::NotRun("could not be connected to".into())),
+        }
     }
 }
 
@@ -87,6 +92,32 @@ mod tests {
             }
         });
         assert_eq!(futures_util::future::join_all(ends).await, [5, 5, 10, 10]);
+    }
+
+    /// Bug: the calls that waited were tasks, of which a thread of a runtime of several threads runs
+    /// the last one first. A debit was sent behind a request that followed it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn calls_that_waited_go_on_in_their_order() {
+        let calls = tokio::spawn(async {
+            let (attempts, made) = (Arc::<Attempts>::default(), Arc::<Mutex<Option<u32>>>::default());
+            let order = Mutex::new(Vec::new());
+            let calls = (0..20).map(|number| {
+                let (attempts, made, order) = (&attempts, &made, &order);
+                async move {
+                    let (found, make) = (made.clone(), made.clone());
+                    let attempt = async move {
+                        tokio::task::yield_now().await;
+                        *lock(&make) = Some(7);
+                        Ok(7)
+                    };
+                    assert!(attempts.join(move || *lock(&found), attempt).await.is_ok());
+                    lock(order).push(number);
+                }
+            });
+            futures_util::future::join_all(calls).await;
+            order.into_inner().expect("no panic")
+        });
+        assert_eq!(calls.await.expect("no panic"), (0..20).collect::<Vec<_>>());
     }
 
     #[tokio::test(start_paused = true)]
