@@ -1,7 +1,7 @@
 //! The servers of a cluster, and the slots of each server.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ pub(crate) struct Cluster {
     learning: Arc<Attempts>,
     /// Stands in for the server of a slot while no server of the slot is known.
     unknown: Arc<Server>,
-    /// Whether servers were found for slots that had none.
-    is_found: AtomicBool,
+    /// The servers of which others have the slots by now. No call ends their rest any more.
+    replaced: Mutex<Vec<Arc<Server>>>,
 }
 
 #[derive(Default)]
@@ -52,23 +52,11 @@ impl Map {
     fn owner(&self, slot: usize) -> Option<Arc<Server>> {
         self.owners.get(slot).cloned().flatten()
     }
-}
 
-impl Cluster {
-    pub(super) fn new(seeds: Vec<Node>) -> Arc<Cluster> {
-        let (map, learning, unknown) = Default::default();
-        Arc::new(Cluster { seeds, map, learning, unknown, is_found: AtomicBool::new(false) })
-    }
-
-    /// The server that has a slot, as far as it is known. Its breaker is checked before the call.
-    pub(super) fn owner(&self, slot: usize) -> Arc<Server> {
-        lock(&self.map).owner(slot).unwrap_or_else(|| self.unknown.clone())
-    }
-
-    /// The servers that have slots, and the stand-in for unknown ones.
-    pub(super) fn owners(&self) -> Vec<Arc<Server>> {
-        let mut owners = vec![self.unknown.clone()];
-        for owner in lock(&self.map).owners.iter().flatten() {
+    /// The servers that have slots.
+    fn owners(&self) -> Vec<Arc<Server>> {
+        let mut owners: Vec<Arc<Server>> = Vec::new();
+        for owner in self.owners.iter().flatten() {
             // Adjacent slots mostly have one owner.
             if owners.last().is_none_or(|last| !Arc::ptr_eq(last, owner)) {
                 owners.push(owner.clone());
@@ -77,16 +65,38 @@ impl Cluster {
         owners
     }
 
+    fn has_unknown_owners(&self) -> bool {
+        self.owners.is_empty() || self.owners.iter().any(Option::is_none)
+    }
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Node>) -> Arc<Cluster> {
+        let (map, learning, unknown, replaced) = Default::default();
+        Arc::new(Cluster { seeds, map, learning, unknown, replaced })
+    }
+
+    /// The server that has a slot, as far as it is known. Its breaker is checked before the call.
+    pub(super) fn owner(&self, slot: usize) -> Arc<Server> {
+        lock(&self.map).owner(slot).unwrap_or_else(|| self.unknown.clone())
+    }
+
+    /// The servers that have slots, and the stand-in while a slot has no known server.
+    pub(super) fn owners(&self) -> Vec<Arc<Server>> {
+        let map = lock(&self.map);
+        let unknown = map.has_unknown_owners().then(|| self.unknown.clone());
+        map.owners().into_iter().chain(unknown).collect()
+    }
+
     pub(super) fn servers(&self) -> Vec<Arc<Server>> {
         let map = lock(&self.map);
         map.servers.values().cloned().chain([self.unknown.clone()]).collect()
     }
 
-    /// Returns the stand-in for servers that were unknown, once after servers were found. Calls to
-    /// the found servers no longer go to the stand-in, and so cannot end its rest.
-    pub(super) fn found(&self) -> Option<Arc<Server>> {
-        let is_found = self.is_found.load(Ordering::Relaxed) && self.is_found.swap(false, Ordering::Relaxed);
-        is_found.then(|| self.unknown.clone())
+    /// Returns, once, the servers of which others have the slots by now, and the stand-in after
+    /// servers were found. Calls no longer go to these servers, and so cannot end their rests.
+    pub(super) fn replaced(&self) -> Vec<Arc<Server>> {
+        std::mem::take(&mut lock(&self.replaced))
     }
 
     /// Returns the server that has a slot. The cluster is asked if the server is unknown or in
@@ -107,7 +117,8 @@ impl Cluster {
         found.or_else(|failure| lock(&self.map).owner(slot).ok_or(failure))
     }
 
-    /// Asks all servers for the slots. The first reply counts.
+    /// Asks all servers for the slots. The first reply of a server that is not in doubt counts: a
+    /// server that is cut off from its cluster reports that it still has its slots.
     async fn ask_for_slots(&self) -> Result<(), Failure> {
         let mut asked = JoinSet::new();
         let addresses: Vec<_> = {
@@ -123,25 +134,30 @@ impl Cluster {
                 .collect()
         };
         for (server, host) in addresses {
+            let is_suspect = server.is_suspect.load(Ordering::Relaxed);
             asked.spawn(async move {
                 let mut cmd = redis::cmd("CLUSTER");
                 cmd.arg("SLOTS");
                 let reply = server.attempt(&cmd, false, &Sent::default()).await;
-                reply.map(|value| ranges(value, &host)).map_err(|(_, failure)| failure)
+                reply.map(|value| (is_suspect, ranges(value, &host))).map_err(|(_, failure)| failure)
             });
         }
         let mut last = Failure::NotRun("no server of the cluster reported its slots".into());
+        let mut doubtful = None;
         let first = async {
             while let Some(reply) = asked.join_next().await {
                 match reply {
-                    Ok(Ok(ranges)) if !ranges.is_empty() => return Some(ranges),
+                    Ok(Ok((_, ranges))) if ranges.is_empty() => {}
+                    Ok(Ok((false, ranges))) => return Some(ranges),
+                    Ok(Ok((true, ranges))) => doubtful = Some(ranges),
                     Ok(Err(failure)) => last = failure,
-                    _ => {}
+                    Err(_) => {}
                 }
             }
             None
         };
-        let Some(ranges) = tokio::time::timeout(ANSWER, first).await.ok().flatten() else { return Err(last) };
+        let first = tokio::time::timeout(ANSWER, first).await.ok().flatten();
+        let Some(ranges) = first.or(doubtful) else { return Err(last) };
         self.learn(&ranges);
         Ok(())
     }
@@ -149,6 +165,10 @@ impl Cluster {
     /// Notes which servers have the slots.
     fn learn(&self, ranges: &[Range]) {
         let mut map = lock(&self.map);
+        let mut before = map.owners();
+        if map.has_unknown_owners() {
+            before.push(self.unknown.clone());
+        }
         let mut owners = vec![None; SLOTS];
         for range in ranges {
             let server = map.server(&self.seeds[0], &range.host, range.port);
@@ -156,9 +176,6 @@ impl Cluster {
             let mut gets_slots = false;
             for (slot, owner) in owners.iter_mut().enumerate().take(range.last + 1).skip(range.first) {
                 let old = map.owner(slot);
-                if old.is_none() {
-                    self.is_found.store(true, Ordering::Relaxed);
-                }
                 gets_slots |= old.is_none_or(|old| !Arc::ptr_eq(&old, &server));
                 *owner = Some(server.clone());
             }
@@ -168,6 +185,9 @@ impl Cluster {
             }
         }
         map.owners = owners;
+        let owners = map.owners();
+        before.retain(|old| !owners.iter().any(|owner| Arc::ptr_eq(owner, old)));
+        lock(&self.replaced).extend(before);
         // Servers that left are removed, and their connections closed.
         map.servers
             .retain(|(host, port), _| ranges.iter().any(|range| (&range.host, range.port) == (host, *port)));
@@ -201,6 +221,8 @@ impl Cluster {
         let (host, port) = to.rsplit_once(':')?;
         let mut map = lock(&self.map);
         let host = match host {
+            // The host is not known to the server either.
+            "?" => return None,
             "" => {
                 let known = map.servers.iter().find(|(_, server)| std::ptr::eq(&***server, from));
                 known.map(|((host, _), _)| host.clone())?
@@ -220,7 +242,7 @@ struct Range {
 }
 
 /// Reads the reply of CLUSTER SLOTS. A server without a name has the name of the server that was
-/// asked.
+/// asked. A server whose name is not known to that server may be given with its address.
 fn ranges(value: Value, asked: &str) -> Vec<Range> {
     let Value::Array(ranges) = value else { return Vec::new() };
     let range = |range: &Value| {
@@ -228,17 +250,30 @@ fn ranges(value: Value, asked: &str) -> Vec<Range> {
         let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = range.as_slice() else {
             return None;
         };
-        let [host, Value::Int(port), ..] = primary.as_slice() else { return None };
+        let [host, Value::Int(port), more @ ..] = primary.as_slice() else { return None };
         let host = match host {
-            Value::BulkString(host) if !host.is_empty() && host != b"?" => {
-                String::from_utf8(host.clone()).ok()?
-            }
+            Value::BulkString(host) if host == b"?" => address_in(more.get(1)?)?,
+            Value::BulkString(host) if !host.is_empty() => String::from_utf8(host.clone()).ok()?,
             _ => asked.to_owned(),
         };
         let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
         Some(Range { first, last, host, port: u16::try_from(*port).ok()? })
     };
     ranges.iter().filter_map(range).collect()
+}
+
+/// Returns the address among the names that a server has besides the preferred one.
+fn address_in(names: &Value) -> Option<String> {
+    let is_ip = |name: &Value| matches!(name, Value::BulkString(name) if name == b"ip");
+    let address = match names {
+        Value::Array(names) => names.chunks_exact(2).find(|pair| is_ip(&pair[0])).map(|pair| &pair[1]),
+        Value::Map(names) => names.iter().find(|(name, _)| is_ip(name)).map(|(_, address)| address),
+        _ => None,
+    };
+    match address? {
+        Value::BulkString(address) => String::from_utf8(address.clone()).ok(),
+        _ => None,
+    }
 }
 
 /// The slot of the first key of a script's call.
@@ -296,36 +331,126 @@ mod tests {
         assert!(began.elapsed() < 2 * ANSWER, "{:?}", began.elapsed());
     }
 
-    /// Each of many calls asked all servers again for a slot that none of them had.
-    #[tokio::test]
-    async fn a_slot_without_a_server_is_asked_for_once_for_all_calls() {
+    /// Starts a server that reports these slots, and replies OK to every other command. Returns its
+    /// port. `asked` runs before it reports the slots.
+    async fn server<F: Future + Send>(
+        slots: impl FnOnce(u16) -> String,
+        asked: impl Fn() -> F + Send + 'static,
+    ) -> u16 {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let asked = Arc::<AtomicUsize>::default();
-        let (url, count) = (format!("redis+cluster://127.0.0.1:{port}"), asked.clone());
+        let slots = slots(port);
         tokio::spawn(async move {
-            // The server has the first slot, and replies OK to every other command.
-            let slots = format!("*1\r\n*3\r\n:0\r\n:0\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
-            let (mut client, _) = listener.accept().await.expect("a client");
-            let mut buffer = vec![0; 4096];
-            while let Ok(read @ 1..) = client.read(&mut buffer).await {
-                let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
-                for command in text.split('*').skip(1) {
-                    let is_for_slots = command.contains("SLOTS");
-                    count.fetch_add(is_for_slots.into(), Ordering::Relaxed);
-                    let reply = if is_for_slots { slots.as_str() } else { "+OK\r\n" };
-                    client.write_all(reply.as_bytes()).await.expect("a client that reads");
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut buffer = vec![0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                    let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                    for command in text.split('*').skip(1) {
+                        let is_for_slots = command.contains("SLOTS");
+                        if is_for_slots {
+                            asked().await;
+                        }
+                        let reply = if is_for_slots { slots.as_str() } else { "+OK\r\n" };
+                        client.write_all(reply.as_bytes()).await.expect("a client that reads");
+                    }
                 }
             }
         });
-        let Ok(Address::Cluster(seeds)) = Address::read(&url, None) else { panic!("no cluster") };
-        let cluster = Cluster::new(seeds);
+        port
+    }
+
+    /// The first slot, at a server.
+    fn first_slot(port: u16) -> String {
+        format!("*1\r\n*3\r\n:0\r\n:0\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+    }
+
+    fn cluster_at(ports: &[u16]) -> Arc<Cluster> {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let address = Address::read(&format!("redis+cluster://{}", hosts.join(",")), None);
+        let Ok(Address::Cluster(seeds)) = address else { panic!("no cluster") };
+        Cluster::new(seeds)
+    }
+
+    /// Each of many calls asked all servers again for a slot that none of them had.
+    #[tokio::test]
+    async fn a_slot_without_a_server_is_asked_for_once_for_all_calls() {
+        let asked = Arc::<AtomicUsize>::default();
+        let count = asked.clone();
+        let port = server(first_slot, move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(())
+        });
+        let cluster = cluster_at(&[port.await]);
         let found = futures_util::future::join_all((0..100).map(|_| cluster.find(7))).await;
         assert!(found.iter().all(Result::is_err));
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         assert!(cluster.find(0).await.is_ok());
+    }
+
+    /// Bug: a primary that was cut off from its cluster, and reported first that it had its slots,
+    /// kept them here, although another server had them.
+    #[tokio::test]
+    async fn a_server_in_doubt_is_believed_only_if_no_other_reports_the_slots() {
+        let asked = Arc::<tokio::sync::Notify>::default();
+        let (first, then) = (asked.clone(), asked.clone());
+        let in_doubt = server(first_slot, move || {
+            first.notify_one();
+            std::future::ready(())
+        });
+        let other = server(first_slot, move || {
+            let then = then.clone();
+            async move {
+                then.notified().await;
+                // The reply of the first server arrives before this one.
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        let (in_doubt, other) = (in_doubt.await, other.await);
+        let cluster = cluster_at(&[in_doubt, other]);
+        let server_at = |port| lock(&cluster.map).server(&cluster.seeds[0], "127.0.0.1", port);
+        server_at(in_doubt).is_suspect.store(true, Ordering::Relaxed);
+        cluster.ask_for_slots().await.expect("slots");
+        assert!(Arc::ptr_eq(&cluster.owner(0), &server_at(other)));
+        // No other server replies.
+        drop(cluster);
+        let alone = cluster_at(&[in_doubt]);
+        let server_at = |port| lock(&alone.map).server(&alone.seeds[0], "127.0.0.1", port);
+        server_at(in_doubt).is_suspect.store(true, Ordering::Relaxed);
+        alone.ask_for_slots().await.expect("slots");
+        assert!(Arc::ptr_eq(&alone.owner(0), &server_at(in_doubt)));
+    }
+
+    /// Bug: the slots of a server whose name was not known yet were those of the server that had
+    /// been asked.
+    #[test]
+    fn a_server_without_a_name_is_found_by_its_address() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let hosts = |primary: Vec<Value>| {
+            let range = Value::Array(vec![Value::Int(0), Value::Int(7), Value::Array(primary)]);
+            ranges(Value::Array(vec![range]), "asked").into_iter().map(|range| range.host).collect::<Vec<_>>()
+        };
+        let names = vec![text("hostname"), text("name"), text("ip"), text("10.0.0.7")];
+        let map = names.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
+        let rows: [(Value, Option<Value>, &[&str]); 7] = [
+            (text("name"), None, &["name"]),
+            (text(""), None, &["asked"]),
+            (Value::Nil, None, &["asked"]),
+            (text("?"), Some(Value::Array(names)), &["10.0.0.7"]),
+            (text("?"), Some(Value::Map(map)), &["10.0.0.7"]),
+            (text("?"), Some(Value::Array(Vec::new())), &[]),
+            (text("?"), None, &[]),
+        ];
+        for (host, names, expected) in rows {
+            let with_names = names.map(|names| [text("id"), names]).into_iter().flatten();
+            let primary = [host.clone(), Value::Int(6379)].into_iter().chain(with_names).collect();
+            assert_eq!(hosts(primary), expected, "{host:?}");
+        }
+        let cluster = cluster_of_two();
+        assert!(cluster.redirected("?:6379", &cluster.owner(0)).is_none());
     }
 
     /// A cluster of two servers, which have half of the slots each.

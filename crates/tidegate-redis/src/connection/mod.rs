@@ -109,12 +109,11 @@ impl Servers {
         }
     }
 
-    /// For a cluster, returns the stand-in for servers that were unknown, once after servers were
-    /// found.
-    pub(crate) fn found(&self) -> Option<Arc<Server>> {
+    /// For a cluster, returns the servers of which others have the slots by now, each of them once.
+    pub(crate) fn replaced(&self) -> Vec<Arc<Server>> {
         match self {
-            Servers::One(_) => None,
-            Servers::Cluster(cluster) => cluster.found(),
+            Servers::One(_) => Vec::new(),
+            Servers::Cluster(cluster) => cluster.replaced(),
         }
     }
 
@@ -213,6 +212,7 @@ impl Servers {
                         false => cluster.redirected(to, &server),
                     };
                     let Some(next) = next.filter(|_| redirections <= REDIRECTIONS) else {
+                        server.is_suspect.store(true, Ordering::Relaxed);
                         return Err(failure.into());
                     };
                     sent.is_redirected();

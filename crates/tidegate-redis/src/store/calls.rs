@@ -307,9 +307,9 @@ impl Shared {
         *lock(&self.trouble) = None;
         lock(&self.counts).answered += 1;
         self.report(StoreEvent::Answered(took));
-        if let Some(stand_in) = self.servers.found() {
-            lock(&stand_in.silence).end();
-            self.note_alive(&stand_in.breaker, Admission::Probe);
+        for replaced in self.servers.replaced() {
+            lock(&replaced.silence).end();
+            self.note_alive(&replaced.breaker, Admission::Probe);
         }
     }
 
@@ -376,6 +376,35 @@ mod tests {
         shared.replied(&server, now);
         assert!(!store.is_away());
         assert_eq!(store.recoveries(), 1);
+    }
+
+    /// Bug: the outage of a primary whose slots another server got never ended: no call went to the
+    /// primary any more.
+    #[test]
+    fn an_outage_ends_when_another_server_has_the_slots() {
+        let address = Address::read("redis+cluster://127.0.0.1:1", None).expect("an address");
+        let servers = Servers::at(address, key::of_test("tidegate"));
+        let counts = Arc::new(tidegate::Statistics::new());
+        let builder = Store::builder("redis+cluster://127.0.0.1:1").observed_by(counts.clone());
+        let (store, _work) = builder.parts(servers).expect("a store");
+        let shared = &store.0.shared;
+        shared.servers.find_all(2);
+        let servers = ["foo", "{user1000}"].map(|key| shared.servers.server_of_key(key));
+        let away = servers.iter().position(|server| !Arc::ptr_eq(server, &first_server(shared)));
+        let away = &servers[away.expect("the second one")];
+        for _ in 0..5 {
+            shared.failed(away, Admission::Allow, Failure::NotRun("away".into()), false);
+        }
+        let told = || counts.snapshot().store;
+        assert!(store.is_away() && told().breaker_opened == 1);
+        shared.servers.find_all(1);
+        shared.replied(&first_server(shared), Instant::now());
+        assert_eq!((store.is_away(), store.recoveries(), told().breaker_closed), (false, 1, 1));
+    }
+
+    /// The server that has the first slot.
+    fn first_server(shared: &Shared) -> Arc<Server> {
+        shared.servers.server_of(&redis::cmd("PING"))
     }
 
     /// Requests that waited for a server asked it again with each recovery of another server.
