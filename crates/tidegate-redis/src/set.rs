@@ -277,7 +277,9 @@ impl Set {
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
         let paused_for = reply.paused_for();
-        let bounds = self.members.iter().filter_map(|member| member.terms.longest);
+        // A limit that the request does not use bounds no wait.
+        let used = self.members.iter().zip(&reply.permits).filter(|(_, n)| **n > 0);
+        let bounds = used.filter_map(|(member, _)| member.terms.longest);
         let longest = bounds.fold(longest.min(LONGEST_WAIT), Duration::min);
         let retry_after = match reply.wait {
             Duration::MAX => Nanos::MAX,

@@ -4,9 +4,9 @@ local counts, give, give_after
 if ARGV[4] or operation == 'refund' then
   -- Returns whether a grant, or the booking with a number, is certainly from after the last reset.
   function counts(l, due, number)
-    if l.held >= 0 then return true end
-    if number and number >= 0 then return number >= floor(-l.held / 8) end
-    return due > -l.held
+    if not l.reset then return true end
+    if number and number >= 0 then return number >= floor(l.reset / 8) end
+    return due > l.reset
   end
 
   -- Adds permits to the state, and thus behind all bookings. They are of a grant at an instant, or

@@ -401,11 +401,12 @@ do
 
   if has_back then
     -- Until the end of its step, because nothing accrues before; or until the end of a pause that
-    -- spends the available permits.
+    -- spends the available permits. In a predicted state that is not known, so a place may be
+    -- expected a step longer.
     function bucket.lasts(l, due)
       local t = l.terms
       local ends = t[8] > 0 and after(t, due, 1) or due
-      local is_spent = (l.spent == 1 or l.was_spent) and due < l.held
+      local is_spent = (l.spent == 1 or l.was_spent or l.real ~= '') and due < l.held
       return is_spent and min(ends, l.held) or ends
     end
 
@@ -428,7 +429,7 @@ do
     end
 
     function apart(l, room, price)
-      if l.booked <= l.now or l.credit <= 0 or l.held > l.now then return 0 end
+      if waits_for_loans or l.booked <= l.now or l.credit <= 0 or l.held > l.now then return 0 end
       local peaks, i = l.peaks, 1
       while peaks[i] and peaks[i] <= l.now do i = i + 2 end
       if not sets_apart and lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end

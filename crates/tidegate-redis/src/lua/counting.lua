@@ -23,7 +23,7 @@
 -- A process reports the number of permits that it holds, not a difference. So the next call repairs
 -- a call that was lost, or was carried out without a reply. A store that lost its state has it
 -- again after each process has called. A call that arrives after a later one of the same process
--- changes nothing.
+-- changes nothing, while the process has permits or waits.
 --
 -- Cost. A call visits the waiting processes, at most 64. When a process may be lost, the call
 -- visits all processes: each lives for two thirds of its span after that, so this is rare.

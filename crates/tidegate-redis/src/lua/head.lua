@@ -10,12 +10,11 @@
 --   | 2      | seen   | us   | the latest server time of a write                              |
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
---   | 4      | held   | us   | the end of a pause, 0 without one; after a reset, negative, the |
---   |        |        |      | instant of the last booking or grant before it                 |
+--   | 4      | held   | us   | the end of a pause, 0 without one                               |
 --   | 5      | back   | byte | the length of the data about bookings that were given back;    |
 --   |        |        |      | this data precedes the numbers of the algorithm                |
 --
--- If `back` is not 0, ten numbers follow:
+-- If `back` is not 0, eleven numbers follow:
 --
 --   | number | name   | unit | meaning                                                       |
 --   |--------|--------|------|---------------------------------------------------------------|
@@ -29,6 +28,8 @@
 --   | 13     |        | byte | the length of `real`                                           |
 --   | 14     |        | 1    | the number of bookings in `parts`                              |
 --   | 15     |        | 1    | the number of numbers in `marks`                               |
+--   | 16     | reset  | us   | the instant of the last booking or grant from before a reset, 0 |
+--   |        |        |      | if none of them counts any more                                |
 --
 -- and texts, in this order:
 --
@@ -113,10 +114,11 @@
 -- undone. Later the permits would be those of other grants. A booking that is given back when its
 -- instant has passed is refunded like a place that ends.
 --
--- Reset. The state is a new one, which is kept for the span of the limit at least, and until the
--- last booking of the old state is due. Bookings and grants of the old state do not count, so they
--- are not given back. Their numbers are lower than those of the new state. A grant has no number:
--- until the last old booking is due, no grant is given back. A pause forgets the reset.
+-- Reset. The state is a new one. Bookings and grants of the old state do not count, so they are not
+-- given back. Their numbers are lower than those of the new state. A grant has no number: no grant
+-- of an instant up to that of the last old booking is given back. The key is kept for as long as
+-- these could be given back to the old state: for twice its span after that instant, because an
+-- estimate counts the window before as well.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own maximum wait in us, and
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. The numbers of
@@ -144,7 +146,8 @@ local MAX_PARTS = 32
 local MAX_RUNS = 1024
 local MAX_RUN_BYTES = 163840
 local DECADE = 315576000 * 1000000
--- No key is kept for longer, however negative its balance is.
+-- No key is kept for longer, however negative its balance is, except until a booking ahead or the
+-- end of a pause.
 local CENTURY = 10 * DECADE
 -- A limit is kept for this much longer than the wait in the reply, if its key would not be there
 -- this long after it.
@@ -156,6 +159,10 @@ local kinds = {}
 -- Whether a bucket leaves permits that were given back to later requests, even permits that they
 -- cannot take yet.
 local sets_apart = false
+-- Whether the request comes again when places have ended, whose permits a bucket lends, because it
+-- may not wait. A request that may wait is told the time from which it is accepted, which is
+-- earlier than that.
+local waits_for_loans = false
 
 local pack, parse = struct.pack, struct.unpack
 local max, min, floor = math.max, math.min, math.floor

@@ -4,9 +4,6 @@
 -- ends with its instant is gone, so the reply to such a request counts no such place. A status
 -- counts all places.
 local may_wait = true
--- Such a request comes again when places have ended, whose permits a bucket lends. A request that
--- may wait is told the time from which it is accepted, which is earlier than that.
-local waits_for_loans = false
 local lend, is_open, free_at, take_places
 if has_back then
   -- Grants permits before the last booking.
@@ -27,11 +24,10 @@ if has_back then
 
   -- Returns whether a request may take permits of a place at an instant.
   function is_open(l, place, at)
-    if place.due == at then
-      -- When a request that may not wait asks again, a log no longer has a place of its last
-      -- booking.
-      return may_wait or lasts(l, at) > at and not (l.kind.cut and at >= l.booked)
-    end
+    -- When a request that may not wait asks again, a log no longer has a place up to its last
+    -- booking.
+    if not may_wait and l.kind.cut and at >= l.booked then return false end
+    if place.due == at then return may_wait or lasts(l, at) > at end
     return place.due < at and lasts(l, place.due) > at
   end
 
@@ -184,7 +180,8 @@ local function reply(answer, wait, tightest, due, wants_state, other)
     fields[k] = available
     fields[k + 1] = full and max(0, full - now) or -1
     fields[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
-    fields[k + 3] = max(0, l.held - now)
+    -- A pause that is over for the limit, whose clock stands still, is not reported.
+    fields[k + 3] = l.held > l.now and l.held - now or 0
     fields[k + 4] = other and other[i] or there
   end
   return fields

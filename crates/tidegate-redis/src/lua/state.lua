@@ -26,7 +26,9 @@ if has_back then
   function read_back(l, value, bytes)
     local count_places, count_refunds, length, later, real, count_parts, count_marks, first
     count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
-    length, later, real, count_parts, count_marks, first = parse('>ddddd', value, first)
+    local reset
+    length, later, real, count_parts, count_marks, reset, first = parse('>dddddd', value, first)
+    if reset > 0 then l.reset = reset end
     if count_marks > 0 then l.marks, first = marks.read(value, first, count_marks) end
     l.real = value:sub(first, first + real - 1)
     first = first + real
@@ -78,10 +80,16 @@ if has_back then
   end
 end
 
+-- The time from which nothing from before the last reset can be given back.
+local function reset_till(l)
+  return l.reset and l.reset + 2 * (l.kind.span and l.kind.span(l) or l.terms[2]) or 0
+end
+
 -- Reads a value into the numbers of a limit.
 local function read(l, value, moved)
+  l.origin, l.kept_from, l.alive, l.first_due = '', 0, 0, 0
   l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
-  if l.parts or l.marks then l.parts, l.marks = nil, nil end
+  if l.parts or l.marks or l.reset then l.parts, l.marks, l.reset = nil, nil, nil end
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -120,10 +128,12 @@ local function read(l, value, moved)
       l.later, l.parts, l.marks = NONE, nil, nil
       l.runs, l.refunds, l.origin = NONE, NONE, ''
       if l.held > 0 then l.held = l.held - ahead end
+      if l.reset then l.reset = max(1, l.reset - ahead) end
       if kind.move then kind.move(l, -ahead) end
     end
   end
   l.now = seen > now and seen or now
+  if l.reset and reset_till(l) <= now then l.reset = nil end
   if l.first > 41 then pass(l) end
   l.at = max(l.now, l.booked, l.held)
 end
@@ -174,7 +184,7 @@ local function value_of(l)
   -- The marks of a bucket are numbers of its algorithm.
   local noted = l.booked > l.now and l.kind ~= kinds[BUCKET] and l.marks or NONE
   local listed = #places + #later + #refunds + #(l.parts or NONE) + #noted
-  if listed == 0 and text == '' and origin == '' and real == '' and not is_kept then
+  if listed == 0 and text .. origin .. real == '' and not (is_kept or l.reset) then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
   local texts, bytes = {''}, 0
@@ -185,7 +195,7 @@ local function value_of(l)
   local parts, apart = l.parts or NONE, ''
   for _, place in ipairs(parts) do apart = apart .. text_of_place(place) end
   local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
-  first = first .. pack('>dddddd', l.first_due, #origin, bytes, #real, #parts, #noted)
+  first = first .. pack('>ddddddd', l.first_due, #origin, bytes, #real, #parts, #noted, l.reset or 0)
   first = first .. (#noted > 0 and marks.text(noted) or '')
   first = first .. real .. origin
   for _, place in ipairs(places) do first = first .. text_of_place(place) end
@@ -226,6 +236,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
+      ends = max(ends, reset_till(l))
       writes[#writes + 1] = {l.key, value, expiry(l.key, ends, l.value and lingers(l), l.sooner)}
     end
   end

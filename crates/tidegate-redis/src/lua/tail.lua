@@ -100,12 +100,11 @@ elseif operation == 'reset' then
   for _, l in ipairs(limits) do
     if l.value then
       -- Bookings from before an earlier reset may be due later.
-      local last = max(now, -l.held, l.kind.last and l.kind.last(l) or l.booked)
+      local last = max(now, l.reset or 0, l.kind.last and l.kind.last(l) or l.booked)
       read(l, nil)
       -- Its key is kept for no request that was refused before.
       l.value = nil
-      l.writes, l.held = floor(last / 8), -last
-      l.kept = max(last, now + (l.kind.span and l.kind.span(l) or l.terms[2]))
+      l.writes, l.reset = floor(last / 8), last
       touch(l)
     end
   end

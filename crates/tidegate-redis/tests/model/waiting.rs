@@ -1124,3 +1124,24 @@ fn a_request_that_was_due_in_time_is_granted_whatever_task_runs_first() {
         assert_eq!(granted, 600);
     });
 }
+
+/// Bug: the maximum wait of a leaky bucket that a request did not use was subtracted from the time
+/// that the request was told.
+#[test]
+fn a_refusal_is_not_told_by_the_bound_of_a_limit_that_it_does_not_use() {
+    run(async {
+        let store = open(&Model::new(9, Network::steady(Duration::ZERO)));
+        let leaky = builder(&store, "leaky_bucket 10/s nodelay 5 capacity 5");
+        let limiter: AnyLimiter = leaky.limit("slow", "token_bucket 1/s burst 1").build().unwrap().into();
+        let slow = || AllRequest::new().cost("slow", 1).cost_of_others(0);
+        let waits: Vec<_> = (0..9).map(|_| tokio::spawn(limiter.acquire_many(slow()))).collect();
+        sleep(Duration::from_nanos(1)).await;
+        let refusal = limiter.acquire_many(slow().within(2 * SECOND)).await.unwrap_err();
+        // The calls of the waits took some microseconds of the model's time.
+        assert!(
+            refusal.retry_after().is_some_and(|told| told > 6990 * MS && told <= 7 * SECOND),
+            "{refusal}"
+        );
+        drop(waits);
+    });
+}

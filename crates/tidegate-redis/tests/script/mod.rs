@@ -13,6 +13,7 @@ mod plain;
 mod refunds;
 mod sets;
 mod several;
+mod told;
 mod used;
 
 #[path = "../support/mod.rs"]

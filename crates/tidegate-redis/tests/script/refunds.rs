@@ -153,6 +153,51 @@ fn nothing_comes_back_from_before_a_reset() {
     }
 }
 
+/// Bug: a write after a reset, the end of its key, or a pause made the limit forget the reset. Then
+/// permits from before the reset came back, and a window granted twice its limit.
+#[test]
+fn a_reset_is_remembered_until_nothing_can_come_back() {
+    let Some(mut store) = Store::new() else { return };
+    let pause = |keep_permits| Operation::Pause { span: Duration::from_millis(1), keep_permits };
+    for line in [
+        "token_bucket 5/s burst 5",
+        "token_bucket 5/s burst 5 interval_refill",
+        "leaky_bucket 5/s nodelay 4",
+        "smooth_bursty 5/s max_burst 800ms start_full",
+        "fixed_window 5/s",
+        "fixed_window 5/s from_first_grant",
+        "sliding_window 5/s cells 5",
+        "sliding_estimate 5/s",
+        "sliding_log 5/s",
+    ] {
+        for (i, meanwhile) in [Operation::Status, TRY, pause(true), pause(false)].into_iter().enumerate() {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-remembered-{i}"));
+            // Under a time that is set, keys are kept for one day more.
+            let mut ends = u64::MAX;
+            let mut call = |operation, at, n| {
+                if at >= ends {
+                    redis::cmd("DEL").arg(&limit.key).exec(&mut store.connection).expect("no error");
+                }
+                let reply = store.call(operation, at, &[limit.part(n, &[])]);
+                let ttl: i64 = store.ttl(&limit);
+                ends = at + u64::try_from(ttl - 86_400_000).expect("a key") * 1000;
+                reply
+            };
+            assert_eq!(call(TRY, START, 5).answer, Answer::Done, "{line}");
+            let waits = [(); 3].map(|()| call(ANY_WAIT, START, 5).due);
+            call(Operation::Reset, START + 1_000, 1);
+            call(meanwhile, START + 10_000, 1);
+            for due in waits {
+                let now = u64::try_from(due).expect("an instant") + 100_000;
+                while call(TRY, now, 1).answer == Answer::Done {}
+                call(Operation::Refund { due }, now, 5);
+                assert_eq!(call(TRY, now, 1).answer, Answer::Refused, "{line}, {meanwhile:?}, of {due}");
+            }
+        }
+    }
+}
+
 /// What a debit in a pause charged counted as a booking at the end of the pause. After a reset, no
 /// grant came back until that time, and the key was kept as long.
 #[test]

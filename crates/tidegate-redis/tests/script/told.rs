@@ -1,0 +1,144 @@
+//! Times in replies that were once too early or too late, and what a pause, a reset and a clock
+//! that is set back leave behind.
+
+use std::time::Duration;
+
+use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
+use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A limit in a store of its own, and the times of calls in milliseconds.
+struct Course {
+    store: Store,
+    limit: Limit,
+}
+
+impl Course {
+    fn of(line: &str) -> Option<Course> {
+        Some(Course { store: Store::new()?, limit: Limit::new(line) })
+    }
+
+    fn call(&mut self, millis: u64, operation: Operation, n: u64) -> Reply {
+        self.store.call(operation, START + millis * 1_000, &[self.limit.part(n, &[])])
+    }
+
+    fn pause(&mut self, millis: u64, span: Duration, keep_permits: bool) {
+        self.call(millis, Operation::Pause { span, keep_permits }, 1);
+    }
+
+    /// Settles a grant as unused.
+    fn settle(&mut self, millis: u64, granted: u64, n: u64) {
+        let due = i64::try_from(START + granted * 1_000).expect("an instant");
+        self.call(millis, Operation::Refund { due }, n);
+    }
+
+    /// Drops a wait.
+    fn drop_wait(&mut self, millis: u64, wait: &Reply, n: u64) {
+        let back = GivenBack { permits: &[n], ..wait.given_back() };
+        self.store.reserve(START + millis * 1_000, &[self.limit.part(n, &[])], &[back], &[]);
+    }
+
+    /// A refused request is told this wait, in milliseconds, and is granted after it.
+    fn is_granted_after(&mut self, millis: u64, n: u64, wait: u64) {
+        let told = self.call(millis, TRY, n);
+        assert_eq!((told.answer, told.wait), (Answer::Refused, Duration::from_millis(wait)));
+        assert_eq!(self.call(millis + wait, TRY, n).answer, Answer::Done);
+    }
+}
+
+/// Bug: places of a log before its last booking were promised to a request that does not wait. When
+/// it came again, the log no longer had them.
+#[test]
+fn a_log_promises_no_place_that_is_gone_behind_a_pause() {
+    let Some(mut log) = Course::of("sliding_log 10/s") else { return };
+    assert_eq!(log.call(0, TRY, 10).answer, Answer::Done);
+    let wait = log.call(0, ANY_WAIT, 9);
+    log.call(0, Operation::Debit, 2);
+    log.pause(0, 1500 * MS, true);
+    log.drop_wait(0, &wait, 9);
+    log.is_granted_after(0, 9, 2000);
+}
+
+/// Bug: a wait that was predicted behind a pause without permits let the next request expect the
+/// permits of a step before the step.
+#[test]
+fn a_bucket_in_steps_promises_no_step_early_in_a_pause() {
+    let Some(mut bucket) = Course::of("token_bucket 10/s burst 10 interval_refill") else { return };
+    assert_eq!(bucket.call(0, TRY, 1).answer, Answer::Done);
+    assert_eq!(bucket.call(0, TRY, 9).answer, Answer::Done);
+    bucket.pause(100, 400 * MS, false);
+    bucket.settle(200, 0, 1);
+    assert_eq!(bucket.call(200, TRY, 1).wait, 800 * MS);
+    assert_eq!(bucket.call(200, ANY_WAIT, 1).answer, Answer::Predicted);
+    assert_eq!(bucket.call(200, TRY, 1).wait, 800 * MS);
+}
+
+/// Bug: a request that does not wait was told an interval too much, because permits that were given
+/// back were left to later requests.
+#[test]
+fn a_request_that_does_not_wait_is_granted_when_the_last_wait_is_due() {
+    let Some(mut bucket) = Course::of("smooth_bursty 5/s") else { return };
+    assert_eq!(bucket.call(5337, TRY, 1).answer, Answer::Done);
+    for due in [200, 400, 600, 800] {
+        assert_eq!(bucket.call(5337, ANY_WAIT, 1).wait, due * MS);
+    }
+    bucket.settle(5880, 5737, 1);
+    bucket.is_granted_after(5999, 1, 138);
+}
+
+/// Bug: the reply reported a pause that was over, because the server's clock was set back.
+#[test]
+fn a_pause_that_is_over_is_not_reported_again() {
+    let Some(mut bucket) = Course::of("token_bucket 10/s burst 10 interval_refill") else { return };
+    bucket.pause(100, 400 * MS, true);
+    assert_eq!(bucket.call(1000, TRY, 1).answer, Answer::Done);
+    assert_eq!(bucket.call(200, Operation::Status, 1).limits[0].paused_for, Duration::ZERO);
+    assert_eq!(bucket.call(200, TRY, 1).answer, Answer::Done);
+}
+
+/// Bug: what was known of the predicted bookings stayed when a pause had ended: waits that were
+/// dropped later stayed debited.
+#[test]
+fn predicted_waits_leave_nothing_behind_a_pause() {
+    let state = |predicts: bool| {
+        let mut limit = Course::of("sliding_estimate 10/s")?;
+        assert_eq!(limit.call(0, TRY, 10).answer, Answer::Done);
+        limit.pause(1, 199 * MS, true);
+        if predicts {
+            let waits: Vec<Reply> = (0..6).map(|_| limit.call(2, ANY_WAIT, 2)).collect();
+            waits[..2].iter().for_each(|wait| limit.drop_wait(3, wait, 2));
+            assert_eq!(limit.call(4, ANY_WAIT, 4).answer, Answer::Predicted);
+        }
+        let costs = vec![(2, 2)];
+        let one = || ReserveRequest {
+            longest: Duration::MAX,
+            mode: Mode::Normal,
+            wants_state: true,
+            costs: costs.clone(),
+        };
+        let (requests, part) = ([(); 8].map(|()| one()), [limit.limit.part(2, &[])]);
+        let waits = limit.store.reserve(START + 300_000, &part, &[], &requests);
+        waits[1..].iter().rev().for_each(|wait| limit.drop_wait(301, wait, 2));
+        Some(limit.call(302, Operation::Status, 1).limits)
+    };
+    assert_eq!(state(true), state(false));
+}
+
+/// Bug: after a reset, and a clock that was set back by a day, no settlement gave anything back for
+/// a day.
+#[test]
+fn grants_come_back_after_a_reset_and_a_clock_that_is_set_back() {
+    for line in ["fixed_window 10/s", "token_bucket 10/s burst 10", "sliding_log 10/s"] {
+        let Some(mut limit) = Course::of(line) else { return };
+        let day = 86_400_000;
+        assert_eq!(limit.call(day, TRY, 5).answer, Answer::Done, "{line}");
+        limit.call(day, Operation::Reset, 1);
+        assert_eq!(limit.call(day, TRY, 10).answer, Answer::Done, "{line}");
+        assert_eq!(limit.call(0, TRY, 1).answer, Answer::Refused, "{line}");
+        let wait = limit.call(10, ANY_WAIT, 5).wait;
+        let due = 10 + u64::try_from(wait.as_millis()).expect("a wait");
+        limit.settle(due + 1, due, 5);
+        assert_eq!(limit.call(due + 1, TRY, 5).answer, Answer::Done, "{line}");
+    }
+}
