@@ -3,7 +3,8 @@
 //! The calling thread may be the only thread of a tokio runtime. It parks here, so no timer of that
 //! runtime fires. The future is polled within the store's runtime instead, and the store's thread
 //! wakes all of its sleeps. Two kinds of caller keep their own timer: a caller outside any runtime,
-//! and a caller whose runtime has paused time, which only a test has.
+//! and a caller whose runtime has paused time, which only a test has. If the store's runtime has
+//! ended, no sleep of it is ever woken. Then the future is polled every few milliseconds.
 //!
 //! A store's thread must not wait for a store, because it makes the calls.
 
@@ -11,7 +12,7 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
@@ -31,10 +32,14 @@ pub(crate) fn this_thread_makes_calls() {
     MAKES_CALLS.set(true);
 }
 
-/// Blocks this thread on a future, with the timer of this runtime of a store. Returns `None` if
-/// `ends` returns true first, and, without polling the future, on a store's thread.
-pub(crate) fn block_on<T>(
-    timer: Option<&Handle>,
+/// How often a future is polled without a timer.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Blocks this thread on a future, with the timer of this runtime of a store, as long as it runs.
+/// Returns `None` if `ends` returns true first, and, without polling the future, on a store's
+/// thread.
+pub(crate) fn block_on<'a, T>(
+    timer: impl Fn() -> Option<&'a Handle>,
     mut ends: impl FnMut() -> bool,
     future: impl Future<Output = T>,
 ) -> Option<T> {
@@ -50,14 +55,18 @@ pub(crate) fn block_on<T>(
     if MAKES_CALLS.try_with(Cell::get).unwrap_or(false) {
         return None;
     }
-    let is_inside = Handle::try_current().is_ok();
-    let _inside = timer.filter(|_| is_inside && is_real_time()).map(Handle::enter);
+    let needs_timer = Handle::try_current().is_ok() && is_real_time();
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+        let inside = if needs_timer { timer() } else { None }.map(Handle::enter);
+        let has_timer = !needs_timer || inside.is_some();
+        let answer = future.as_mut().poll(&mut Context::from_waker(&waker));
+        drop(inside);
+        match answer {
             Poll::Ready(answer) => return Some(answer),
             Poll::Pending if ends() => return None,
+            Poll::Pending if !has_timer => std::thread::park_timeout(POLL_INTERVAL),
             // A wake-up between the poll and the parking is kept as the thread's unpark token.
             Poll::Pending => std::thread::park(),
         }

@@ -431,7 +431,7 @@ impl Store {
         if blocks == Blocks::No || self.0.is_on_runtime && runtime.is_some_and(is_own) {
             return None;
         }
-        block_on(runtime, ends, future)
+        block_on(|| self.0.runtime.get().filter(|_| !self.has_ended()), ends, future)
     }
 
     pub(crate) async fn ask(

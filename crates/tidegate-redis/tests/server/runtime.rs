@@ -158,6 +158,27 @@ fn a_store_decides_as_away_after_its_runtime() {
     assert!(assert_ready!(wait.poll()).unwrap_err().is_away());
 }
 
+/// Bug: the thread waited for ever, for a sleep of the runtime that had ended.
+#[test]
+fn a_blocked_thread_of_another_runtime_is_served_after_the_end_of_the_pause() {
+    let Some(server) = Server::start() else { return };
+    let first = runtime();
+    let builder = builder(&server).while_away(WhileAway::ShareOf(2.try_into().unwrap()));
+    let store = first.block_on(async { builder.open() }).unwrap();
+    let limiter = limiter(&store, "token_bucket 100/s burst 4");
+    limiter.pause_for(Duration::from_millis(100)).unwrap();
+    drop(first);
+    let (sender, answers) = std::sync::mpsc::channel();
+    let other = runtime();
+    for _ in 0..3 {
+        let (limiter, sender) = (limiter.clone(), sender.clone());
+        other.spawn_blocking(move || sender.send(limiter.blocking_acquire().map(|_| ())));
+    }
+    for _ in 0..3 {
+        assert_eq!(answers.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+    }
+}
+
 /// No thread drives it.
 #[test]
 fn a_request_of_a_runtime_that_stands_still_is_answered_at_its_end() {
