@@ -612,7 +612,9 @@ fn without_login(text: &str) -> String {
     let Some((protocol, rest)) = address.split_once("://").filter(|_| is_address(text)) else {
         return "(no address)".into();
     };
-    let servers = rest.rsplit_once('@').map_or(rest, |(_, servers)| servers);
+    // The path of a socket has no login before it, and may have an `@`.
+    let login_ends = rest.rfind('@').filter(|_| !rest.starts_with('/'));
+    let servers = login_ends.map_or(rest, |at| &rest[at + 1..]);
     let database = query.split('&').find(|field| field.starts_with("db="));
     let database = database.map_or(String::new(), |database| format!("?{database}"));
     format!("{protocol}://{servers}{database}")

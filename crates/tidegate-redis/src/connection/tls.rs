@@ -19,7 +19,7 @@ mod with_tls {
     use tokio_rustls::rustls::crypto::ring;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-    use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
+    use tokio_rustls::rustls::{self, AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
     use crate::connection::failure::Failure;
     use crate::counted::Counted;
@@ -175,6 +175,12 @@ mod with_tls {
                 }
                 _ => "TLS: the server's certificate is not valid",
             },
+            // The server, or a proxy, is in trouble itself.
+            rustls::Error::AlertReceived(
+                AlertDescription::InternalError | AlertDescription::UserCanceled,
+            ) => {
+                return None;
+            }
             rustls::Error::AlertReceived(_) => "TLS: the server refused the connection",
             rustls::Error::InvalidMessage(_) => "TLS: the server answers without TLS",
             _ => return None,

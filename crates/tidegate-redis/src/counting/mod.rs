@@ -365,10 +365,20 @@ impl StoreCountingLimit {
         Ok((permits, left))
     }
 
-    /// The refusal of a request for which this thread would have to wait. A store's thread cannot
-    /// wait for a store.
-    fn cannot_wait<T>() -> Result<T, AllRefusal> {
-        Err(Away::WOULD_BLOCK.refusal().into())
+    /// Returns the answer, or the refusal of a request for which this thread would have to wait. A
+    /// store's thread cannot wait for a store.
+    fn waited(
+        &self,
+        request: &AllRequest<'_>,
+        answer: Option<Result<AllPermits, AllRefusal>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        answer.unwrap_or_else(|| {
+            let refusal = Err(Away::WOULD_BLOCK.refusal().into());
+            if let Some(watch) = self.watch(&single_request(request)?) {
+                watch.answered(refusal.as_ref());
+            }
+            refusal
+        })
     }
 
     fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
@@ -407,7 +417,7 @@ methods!(StoreCountingLimit);
 impl Limiter for StoreCountingLimit {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let answer = Limiter::acquire_now(self, request);
-        self.shared.store.block_on(self.blocks, answer).unwrap_or_else(Self::cannot_wait)
+        self.waited(request, self.shared.store.block_on(self.blocks, answer))
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -420,7 +430,7 @@ impl Limiter for StoreCountingLimit {
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let wait = Limiter::acquire(self, request);
-        self.shared.store.block_on_permits(self.blocks, wait).unwrap_or_else(Self::cannot_wait)
+        self.waited(request, self.shared.store.block_on_permits(self.blocks, wait))
     }
 
     /// Takes a position in the queue of this process. It holds its permits from its grant until it
@@ -581,7 +591,7 @@ impl Reserved for InUseReservation {
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         let StoreCountingLimit { shared, blocks } = self.of.clone();
         let claimed = shared.store.block_on_permits(blocks, self);
-        claimed.unwrap_or_else(StoreCountingLimit::cannot_wait)
+        claimed.unwrap_or_else(|| Err(Away::WOULD_BLOCK.refusal().into()))
     }
 
     fn is_degraded(&self) -> bool {

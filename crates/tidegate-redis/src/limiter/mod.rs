@@ -377,7 +377,8 @@ impl StoreLimiter {
         let lost = self.discard_beyond(member, permits);
         let reply = self.ask(Operation::Keep, &costs).await?;
         // Permits may have been booked before the message left.
-        Ok(reply.limits[member].other + lost + self.discard_beyond(member, permits))
+        let taken = reply.limits.get(member).map_or(0, |report| report.other);
+        Ok(taken + lost + self.discard_beyond(member, permits))
     }
 
     /// Pauses this process. Returns the operation that pauses the store; nothing if the pause is

@@ -8,7 +8,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use crate::support::Server;
-use tidegate::{AnyLimiter, CancelToken, Events, Refusal, Request, StoreEvent};
+use tidegate::{AnyLimiter, CancelToken, Events, Refusal, Request, Statistics, StoreEvent};
 use tidegate_redis::{Store, StoreBuilder, WhileAway};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -130,6 +130,21 @@ async fn a_task_fetches_the_status_of_any_limiter() {
     for (limiter, available) in [(limiter, 7), (in_use, 3)] {
         assert_eq!(limiter.fetch_status().await.unwrap().members[0].1.available, available);
         assert_eq!(limiter.status().members[0].1.available, 0);
+    }
+}
+
+/// Bug: a limit of permits in use did not report these refusals to its observer.
+#[test]
+fn refusals_of_calls_that_may_not_block_are_reported() {
+    let counts = Arc::new(Statistics::new());
+    let builder = Store::builder("redis+unix:///nowhere/s").observed_by(counts.clone());
+    let store = builder.open().unwrap();
+    let calls = store.limiter("all").limit("calls", "fixed_window 10/h").build().unwrap();
+    let in_use = store.counting("jobs", 5).build().unwrap();
+    for (limiter, unavailable) in [(AnyLimiter::from(calls), 2), (AnyLimiter::from(in_use), 4)] {
+        let limiter = limiter.non_blocking();
+        assert!(limiter.try_acquire().is_err() && limiter.blocking_acquire().is_err());
+        assert_eq!(counts.snapshot().unavailable, unavailable);
     }
 }
 

@@ -216,6 +216,7 @@ fn a_line_is_written_as_it_is_read() {
         "fixed_window 5/d store redis+unix:///tmp/s tag a timeout 90s while_away closed",
         // Without its database it would be another limit.
         "fixed_window 5/d store redis+unix:///tmp/s?db=3 tag a",
+        "fixed_window 5/d store redis+unix:///tmp/a@b?db=3 tag a",
         "fixed_window 5/d store redis://h tag a while_away wait",
         "fixed_window 5/d tag a",
         "in_use 20",
