@@ -317,7 +317,12 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
     }
 
     fn max_wait(&self) -> Duration {
-        self.shared.rule.policy.max_wait()
+        // In shadow mode the member refuses no request.
+        if self.shared.gate_word.load().has(SHADOW) {
+            Duration::MAX
+        } else {
+            self.shared.rule.policy.max_wait()
+        }
     }
 
     fn status(&self) -> Status {

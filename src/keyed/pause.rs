@@ -323,7 +323,9 @@ where
                     });
                 }
             }
-            self.overflow.limiter.shared.pause_with_all(now, until, pause.keeps_permits, &mut deferred);
+            deferred.run_with(|deferred| {
+                self.overflow.limiter.shared.pause_with_all(now, until, pause.keeps_permits, deferred)
+            });
             later.then(|| until.saturating_since(now).as_duration())
         };
         self.end_and_report(deferred, remaining, |events, remaining| events.paused(remaining));
@@ -360,7 +362,7 @@ where
                     deferred.run_with(|deferred| limiter.shared.resume_with_all(now, deferred));
                 }
             }
-            self.overflow.limiter.shared.resume_with_all(now, &mut deferred);
+            deferred.run_with(|deferred| self.overflow.limiter.shared.resume_with_all(now, deferred));
         }
         self.end_and_report(deferred, paused.then_some(()), |events, ()| events.resumed());
         paused

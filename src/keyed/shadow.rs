@@ -58,15 +58,13 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
                     limiters.push(limiter.clone());
                 }
             }
-            self.overflow.limiter.shared.shadow_with_all(shadow, &mut deferred);
+            deferred.run_with(|deferred| self.overflow.limiter.shared.shadow_with_all(shadow, deferred));
         }
         // No lock of a shard is held here, because this wakes tasks.
         let mut panic = None;
         run(&mut panic, || drop(deferred));
-        if shadow {
-            for limiter in &limiters {
-                run(&mut panic, || limiter.shared.notify_seats());
-            }
+        for limiter in &limiters {
+            run(&mut panic, || limiter.shared.notify_seats());
         }
         resume_panic(panic);
     }

@@ -26,24 +26,25 @@ impl<R: Rule, C: Timer> Shared<R, C> {
 
     /// Turns shadow mode on or off. When it is turned on, the waiters in the queue pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        let (mut begins, mut panic) = (false, None);
+        let (mut changes, mut panic) = (false, None);
         let visit = || {
             self.serve_then(|line, _| {
-                begins = shadow && !line.settings.is_shadow();
+                let before = line.settings.is_shadow();
                 line.settings.shadow = shadow;
+                changes = line.settings.is_shadow() != before;
             });
         };
         run(&mut panic, visit);
         // After the visit, because `notify_seats` takes the lock, and releases it after every few
         // seats.
-        if begins {
+        if changes {
             run(&mut panic, || self.notify_seats());
         }
         resume_panic(panic);
     }
 
-    /// Notifies all composites that wait here, when shadow mode begins or the limiter is closed:
-    /// each composite computes a time without this limiter, or refuses its waiters. It notifies a
+    /// Notifies all composites that wait here, when shadow mode begins or ends, or the limiter is
+    /// closed: each composite computes its time anew, or refuses its waiters. It notifies a
     /// few at a time, so that other calls can take the lock.
     pub(crate) fn notify_seats(&self) {
         let (mut next, mut panic) = (Some(0), None);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::support::{Bucket, MS, bucket, spawn_pending};
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, ManualClock, Pause, QueueBounds,
-    Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
+    AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, LeakyBucket, ManualClock, Pause,
+    QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -418,6 +418,37 @@ fn a_member_in_shadow_refuses_no_request_for_good() {
             matches!(all.try_acquire_many(5), Err(refusal) if matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. })))
         );
     }
+}
+
+/// Bug: the maximum wait of a bucket in shadow mode refused a request that waits for another member.
+#[test]
+fn a_member_in_shadow_bounds_no_wait() {
+    let clock = ManualClock::new();
+    let policy = LeakyBucket::new(Rate::per_second(10)).max_wait(Duration::from_millis(100));
+    let leaky = RateLimiter::with_clock(policy, clock.clone());
+    let slow = bucket(&clock, 1, 1);
+    assert!(slow.try_acquire().is_ok());
+    leaky.set_shadow(true);
+    let all = AllOf::new("leaky", &leaky).with("slow", &slow);
+    let mut wait = spawn_pending(all.acquire());
+    clock.advance(SECOND);
+    assert!(assert_ready!(wait.poll()).is_ok());
+}
+
+/// Bug: a request that a member could not grant any more, because it was in shadow mode no longer,
+/// was refused only when another member had its permits.
+#[test]
+fn a_request_that_no_member_can_grant_is_refused_when_shadow_mode_ends() {
+    let clock = ManualClock::new();
+    let (a, b) = (bucket(&clock, 1, 3), bucket(&clock, 1, 10));
+    assert_eq!(b.drain(), 10);
+    a.set_shadow(true);
+    let all = AllOf::new("a", &a).with("b", &b);
+    let mut wait = spawn_pending(all.acquire_many(5));
+    a.set_shadow(false);
+    assert!(wait.is_woken());
+    let refusal = Refusal::ExceedsLimit { requested: 5, limit: 3 };
+    assert_eq!(assert_ready!(wait.poll()).err(), Some(AllRefusal::from_member("a", refusal)));
 }
 
 #[test]
