@@ -520,6 +520,21 @@ fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     assert_eq!(policy.status(&state, secs(15)).available, 0);
     policy.change(&state, secs(20), to(Rate::per_second(10)))?;
     assert_eq!(policy.status(&state, secs(20)).available, 7);
+    // Bug: the permits stayed a time, so another rate made other permits of them.
+    policy.change(&state, secs(20), to(Rate::ZERO))?;
+    policy.change(&state, secs(25), Change::rate(Rate::ZERO))?;
+    policy.change(&state, secs(30), to(Rate::per_second(20)))?;
+    assert_eq!(policy.status(&state, secs(30)).available, 7);
+    policy.change(&state, secs(30), to(Rate::ZERO))?;
+    policy.change(&state, secs(40), to(Rate::per_second(5)))?;
+    // Five are stored, and one request never waits for itself.
+    assert_eq!(policy.status(&state, secs(40)).available, 6);
+    policy.debit(&state, secs(40), 16);
+    policy.change(&state, secs(40), to(Rate::ZERO))?;
+    policy.change(&state, secs(40), to(Rate::per_second(10)))?;
+    // Eleven permits are owed.
+    let paid = secs(41).saturating_add(Nanos::new(100_000_000));
+    assert_eq!(policy.ready_at(&state, secs(40), 0, 1), paid);
     Ok(())
 }
 

@@ -483,7 +483,7 @@ impl Policy for SmoothBursty {
     ) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_bursty")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
-        let new = Interval::new(rate);
+        let (counted, new) = (self.rate.counted(), Interval::new(rate));
         let at = ticks::from_nanos(at);
         // Relaxed: as in `paused`.
         let stopped = match (old.is_zero(), new.is_zero()) {
@@ -523,10 +523,12 @@ impl Policy for SmoothBursty {
                     match zero.checked_sub(at) {
                         // The debt has saturated, so its amount is lost and no rate makes it less.
                         _ if zero == ticks::NEVER => zero,
-                        Some(debt) => at.saturating_add(owed(old, debt, new)),
-                        // Stored permits stay a time, as without a change, until there is a rate.
-                        None if old.is_zero() || new.is_zero() => zero,
-                        None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
+                        // Permits stay a time until there is a rate again.
+                        _ if counted.is_zero() || counted.is_unlimited() || new.is_zero() => zero,
+                        Some(debt) => at.saturating_add(owed(counted, debt, new)),
+                        None => {
+                            at - counted.convert(at - zero.max(self.floor(at)), new, false).min(self.saved)
+                        }
                     }
                 })
             }

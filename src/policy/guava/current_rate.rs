@@ -18,20 +18,23 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) struct CurrentRate {
     /// The cost of one permit, in ticks.
     one: AtomicU64,
-    /// The rate (three words), then the interval (three words).
-    words: Published<6>,
+    /// The rate, the interval, and the interval by which stored permits are counted: three words
+    /// each.
+    words: Published<9>,
 }
 
 impl CurrentRate {
     pub(crate) fn new(rate: Rate) -> CurrentRate {
         let interval = Interval::new(rate);
-        CurrentRate { one: AtomicU64::new(interval.price(1)), words: Published::new(words(rate, interval)) }
+        let words = Published::new(words(rate, interval, interval));
+        CurrentRate { one: AtomicU64::new(interval.price(1)), words }
     }
 
     pub(crate) fn set(&self, rate: Rate) {
         let interval = Interval::new(rate);
         let writer = self.words.writer();
-        writer.publish(words(rate, interval));
+        let counted = if interval.is_zero() { self.counted() } else { interval };
+        writer.publish(words(rate, interval, counted));
         // The cost is stored before another writer can begin. Relaxed: a request that overlaps with
         // this may pay either cost, and each is whole.
         self.one.store(interval.price(1), Ordering::Relaxed);
@@ -58,11 +61,18 @@ impl CurrentRate {
     pub(crate) fn interval(&self) -> Interval {
         Interval::from_words(self.words.read(3))
     }
+
+    /// Returns the interval by which stored permits are counted: without a rate, the last one.
+    pub(crate) fn counted(&self) -> Interval {
+        Interval::from_words(self.words.read(6))
+    }
 }
 
 impl Clone for CurrentRate {
     fn clone(&self) -> CurrentRate {
-        CurrentRate::new(self.rate())
+        let words: [u64; 9] = self.words.read(0);
+        let interval = Interval::from_words([words[3], words[4], words[5]]);
+        CurrentRate { one: AtomicU64::new(interval.price(1)), words: Published::new(words) }
     }
 }
 
@@ -72,8 +82,9 @@ impl fmt::Debug for CurrentRate {
     }
 }
 
-fn words(rate: Rate, interval: Interval) -> [u64; 6] {
+fn words(rate: Rate, interval: Interval, counted: Interval) -> [u64; 9] {
     let [digits, exponent, period] = rate.to_words();
     let [one, ticks, permits] = interval.to_words();
-    [digits, exponent, period, one, ticks, permits]
+    let [counted_one, counted_ticks, counted_permits] = counted.to_words();
+    [digits, exponent, period, one, ticks, permits, counted_one, counted_ticks, counted_permits]
 }
