@@ -145,9 +145,6 @@ impl LogState {
             return false;
         }
         books.expected = books.expected.max(expected);
-        // The index of an older grant is no index of this ring, so it no longer shows whether the
-        // grant was made before the reset.
-        books.reset = None;
         if let Some(copying) = books.copying.take() {
             books.old = std::mem::replace(&mut books.book, copying.book).credits;
         }

@@ -64,7 +64,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::policy::window::log::LogCharge;
 use crate::policy::window::log::chunks::Chunks;
 use crate::policy::window::log::copying::Copying;
-use crate::policy::window::log::head::{Head, LAST};
+use crate::policy::window::log::head::{Head, LAST, VERSIONS};
 use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -170,9 +170,9 @@ pub(super) struct Books {
     /// The refunds that gave back permits that may still be those of an outstanding grant, in order
     /// of time.
     refunds: VecDeque<Refunded>,
-    /// The time of the last grant before the last reset, until the log continues in the other ring.
-    /// Grants that were made after the reset may have the same time.
-    pub(super) reset: Option<Stamp>,
+    /// The time of the last grant before the last reset, and the version that began with the reset.
+    /// Grants that were made after the reset may have the same time, and have no older version.
+    reset: Option<(Stamp, u16)>,
 }
 
 /// Permits that a refund gave back, oldest first.
@@ -494,10 +494,14 @@ impl LogState {
         let back = self.give_back();
         let mut books = lock(&back.books);
         let run = self.run(charge.time, now, window);
-        let (View { head, valid, .. }, _) = self.settled(now, window);
+        let (View { head, .. }, _) = self.settled(now, window);
         books.book.follow(self, back, window, head);
+        let age = |version| head.version.wrapping_sub(version) % VERSIONS;
         // This grant was made before a reset. Other grants were made after it, at the same time.
-        if books.reset == Some(charge.time) && self.steps(charge.next, head.index) >= valid {
+        if books
+            .reset
+            .is_some_and(|(time, version)| time == charge.time && age(charge.version) > age(version))
+        {
             return;
         }
         if end(charge.time, window) <= now.max(head.time) {
@@ -665,7 +669,7 @@ impl LogState {
             let next = Next { index, valid: 0, n: 0, time, ring, first: NOWHERE, sum: 0 };
             if self.install(back, head, &next) {
                 books.book.clear();
-                books.reset = Some(time);
+                books.reset = Some((time, head.next_version().version));
                 return;
             }
         }

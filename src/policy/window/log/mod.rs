@@ -93,6 +93,8 @@ pub struct LogCharge {
     n: u32,
     /// The index of the next grant.
     next: u32,
+    /// The version of the head that the grant replaced.
+    version: u16,
 }
 
 /// Returns a time as the log records it.
@@ -223,7 +225,7 @@ impl Policy for SlidingLog {
         let window = self.window();
         window.check(n)?;
         if window.unlimited {
-            return Ok(LogCharge { time: 0, n: 0, next: 0 });
+            return Ok(LogCharge { time: 0, n: 0, next: 0, version: 0 });
         }
         if n > window.limit {
             return Err(limited(Nanos::MAX, at));
@@ -363,7 +365,13 @@ impl Policy for SlidingLog {
     }
 
     fn left(&self, state: &LogState, charge: LogCharge, at: Nanos) -> PolicyStatus {
-        self.status_without(state, at, |view| state.steps(charge.next, view.head.index))
+        // Another version may be of the other ring, in which the index says nothing. Then the
+        // present state is told.
+        let later = |view: &state::View| match view.head.version == charge.version {
+            true => state.steps(charge.next, view.head.index),
+            false => 0,
+        };
+        self.status_without(state, at, later)
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingLog {

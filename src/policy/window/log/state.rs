@@ -341,7 +341,7 @@ impl LogState {
         if !written {
             self.help(new);
         }
-        Ok(LogCharge { time, n, next: new.index })
+        Ok(LogCharge { time, n, next: new.index, version: new.version })
     }
 
     /// Takes the entries that are free at `now` beyond `permits`. Returns how many it took.
