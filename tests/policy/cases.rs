@@ -538,6 +538,59 @@ fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Bug: a rate of zero, with the ratio kept, made a window forget its used permits: 20 of 10 were
+/// granted in a minute.
+#[test]
+fn used_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
+    let lines = [
+        "fixed_window 10/min",
+        "sliding_window 10/min cells 6",
+        "sliding_estimate 10/min",
+        "sliding_log 10/min",
+    ];
+    for line in lines {
+        let policy: AnyPolicy = line.parse()?;
+        let state = policy.start(secs(10));
+        policy.try_acquire(&state, secs(10), 10)?;
+        for rate in [Rate::ZERO, Rate::per_minute(10)] {
+            policy.change(&state, secs(10), Change::rate(rate).keep(Keep::Ratio))?;
+            assert_eq!(policy.status(&state, secs(10)).available, 0, "{line} at {rate}");
+        }
+    }
+    Ok(())
+}
+
+/// Bug: the permits of each cell were rounded up, so sixty cells with two permits each were sixty
+/// permits of twelve.
+#[test]
+fn a_window_of_many_cells_that_was_half_used_is_half_used() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingWindow::new("120/min".parse()?, 60);
+    let state = policy.start(Nanos::ZERO);
+    for second in 0..60 {
+        policy.try_acquire(&state, secs(second), 1)?;
+    }
+    policy.change(&state, secs(59), Change::rate("12/min".parse()?).keep(Keep::Ratio))?;
+    assert_eq!(policy.status(&state, secs(59)).available, 6);
+    Ok(())
+}
+
+/// Bug: after permits had come back, or after a change, a grant was told that all permits were
+/// left, although its own was not.
+#[test]
+fn what_a_grant_of_a_sliding_window_left_is_never_more_than_without_its_own_permits()
+-> Result<(), Box<dyn Error>> {
+    let policy = SlidingWindow::new("3/10s".parse()?, 2);
+    let state = policy.start(Nanos::ZERO);
+    let first = policy.try_acquire(&state, secs(1), 2)?;
+    let second = policy.try_acquire(&state, secs(1), 1)?;
+    assert_eq!(policy.left(&state, second, secs(1)).available, 0);
+    policy.undo(&state, secs(1), first, u64::MAX);
+    assert_eq!(policy.left(&state, second, secs(1)).available, 2);
+    policy.change(&state, secs(1), Change::rate("4/10s".parse()?))?;
+    assert_eq!(policy.left(&state, second, secs(1)).available, 3);
+    Ok(())
+}
+
 #[test]
 fn a_window_predicts_the_whole_limit_and_never_more() -> Result<(), Box<dyn Error>> {
     for text in ["fixed_window 5/s", "sliding_window 5/s cells 4", "sliding_estimate 5/s", "sliding_log 5/s"]

@@ -325,6 +325,18 @@ fn a_grant_from_before_a_reset_takes_nothing_back_whatever_was_undone_since() {
     assert_eq!(policy.status(&state, at).available, 50);
 }
 
+/// Bug: a refund that gave nothing back made the log forget grants that were over, and that count
+/// again in a longer window.
+#[test]
+fn a_refund_of_nothing_forgets_no_grant() {
+    let policy = SlidingLog::new(Rate::per_second(10));
+    let (state, later) = (policy.start(Nanos::ZERO), Nanos::new(2_000_000_000));
+    policy.try_acquire(&state, Nanos::ZERO, 10).expect("room");
+    policy.refund(&state, later, 1);
+    policy.change(&state, later, Change::rate(Rate::per_minute(10))).expect("a change");
+    assert_eq!(policy.status(&state, later).available, 0);
+}
+
 /// Bug: what a grant had left was told by an index of the other ring, into which the log had been
 /// copied since.
 #[test]

@@ -98,11 +98,12 @@ impl Changed {
         let n = match self.keep {
             Keep::Count => permits,
             // Used permits are not forgotten.
-            Keep::Ratio if self.old.limit > 0 => {
+            Keep::Ratio if self.old.limit > 0 && self.new.limit > 0 => {
                 let (new, old) = (i128::from(self.new.limit), i128::from(self.old.limit));
                 (permits * new + old - 1) / old
             }
-            Keep::Ratio | Keep::Nothing => 0,
+            Keep::Ratio => permits,
+            Keep::Nothing => 0,
         };
         u32::try_from(n).ok().filter(|n| *n > 0).map(|n| Grant { at, n, name: 0, may_be_gone: false })
     }
@@ -174,10 +175,16 @@ impl Rule for Cells {
     /// Each old cell goes to the new cell that contains its last moment.
     fn changed(&self, grants: Vec<Grant>, _reached: i128, at: i128, change: &Changed) -> (Vec<Grant>, i128) {
         let cells: BTreeSet<i128> = grants.iter().map(|grant| grant.at).collect();
+        // All cells together are rounded, from the newest on.
+        let carried_since = |cell: i128| {
+            let since = sum(grants.iter().filter(|grant| grant.at >= cell));
+            change.carried(0, since).map_or(0, |grant| grant.n)
+        };
         let carried = |cell: &i128| {
-            let permits = sum(grants.iter().filter(|grant| grant.at == *cell));
+            let n = carried_since(*cell) - carried_since(cell + 1);
             let last = (cell + self.length(change.old) - 1).min(at);
-            change.carried(stretch(last, self.length(change.new), self.phase), permits)
+            let at = stretch(last, self.length(change.new), self.phase);
+            (n > 0).then_some(Grant { at, n, name: 0, may_be_gone: false })
         };
         let carried: Vec<_> = cells.iter().filter_map(carried).collect();
         let reached = carried.iter().map(|grant| grant.at).max().unwrap_or(NEVER);

@@ -177,11 +177,6 @@ impl View {
     pub(crate) fn total_with(&self, n: u64) -> u64 {
         total(self.head.total.wrapping_add(n))
     }
-
-    /// Returns how many permits were counted since the total was `before`.
-    pub(crate) fn counted_since(&self, before: u64) -> u64 {
-        total(self.head.total.wrapping_sub(before))
-    }
 }
 
 impl Cells {
@@ -198,6 +193,15 @@ impl Cells {
             ring: (0..slots).map(slot).collect(),
             giving: Mutex::new(()),
         }
+    }
+
+    /// Returns how many permits were counted since a grant in the cell that began at `beginning`,
+    /// which made the total `before`. Returns 0, as if the grant were the last one, if that is
+    /// unknown: permits were given back since, or a change numbered the cells anew.
+    pub(crate) fn counted_since(&self, view: &View, number: u64, beginning: Stamp, before: u64) -> u64 {
+        let counted = total(view.head.total.wrapping_sub(before));
+        let is_known = self.cell(&view.head, number).is_some_and(|cell| cell.beginning == beginning);
+        if is_known && counted <= MAX_OWED { counted } else { 0 }
     }
 
     #[inline]
@@ -492,7 +496,7 @@ impl Cells {
         // The beginning and the count of each cell, the newest first. There is always one for the
         // time of the change.
         let mut carried = vec![(newest, 0)];
-        let (mut sum, mut of) = (0, head.number);
+        let (mut seen, mut sum, mut of) = (0, 0, head.number);
         let mut left = view.sum;
         while left > 0
             && let Some((cell, after)) = self.cell(&head, of).zip(self.after(&head, of))
@@ -503,10 +507,12 @@ impl Cells {
             // By its last moment: counted too long rather than too short.
             let last = cell.beginning.saturating_add(old.piece - 1).min(view.now);
             let beginning = new.beginning(last);
-            let count = old.carried_over(count, new, keep).min(MAX_OWED - sum);
             if beginning <= over {
                 break;
             }
+            // All counts together are rounded, and not each by itself.
+            seen += count;
+            let count = old.carried_over(seen, new, keep).min(MAX_OWED) - sum;
             sum += count;
             match carried.last_mut() {
                 Some(last) if last.0 == beginning => last.1 += count,

@@ -211,7 +211,8 @@ impl Window {
             // A counter has room for any number of permits that was ever granted in a window, and
             // for no more.
             Keep::Count => count.min(u32::MAX.into()),
-            Keep::Ratio if self.limit == 0 => 0,
+            // There is no ratio.
+            Keep::Ratio if self.limit == 0 || new.limit == 0 => count.min(u32::MAX.into()),
             // Rounded up: used permits are not forgotten.
             Keep::Ratio => {
                 let exact = (u128::from(count) * u128::from(new.limit)).div_ceil(u128::from(self.limit));

@@ -207,7 +207,7 @@ impl SlidingWindow {
         // Each full limit takes one window: permits that are granted then drop out one window
         // later.
         let spans = need.saturating_sub(1) / limit;
-        let missing = (view.sum + need - spans * limit).saturating_sub(limit);
+        let missing = (need - spans * limit + view.sum).saturating_sub(limit);
         let first = if missing == 0 { view.beginning } else { state.cells.drops_out(view, missing)? };
         Some(first.saturating_add(view.span.saturating_mul(spans)))
     }
@@ -415,7 +415,8 @@ impl Policy for SlidingWindow {
     }
 
     fn left(&self, state: &SlidingState, charge: SlidingCharge, at: Nanos) -> PolicyStatus {
-        self.status_without(state, at, |view| view.counted_since(charge.total))
+        let SlidingCharge { number, beginning, total, .. } = charge;
+        self.status_without(state, at, |view| state.cells.counted_since(view, number, beginning, total))
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingWindow {

@@ -190,6 +190,14 @@ struct Refunded {
     last: Stamp,
 }
 
+impl Refunded {
+    /// Adds permits that were refunded at the same time, or at a later one.
+    fn widen(&mut self, others: Refunded) {
+        self.n = self.n.saturating_add(others.n);
+        (self.first, self.last) = (self.first.min(others.first), self.last.max(others.last));
+    }
+}
+
 impl GiveBack {
     pub(super) fn new(len: u32) -> GiveBack {
         let slot = || Slot { floor: AtomicU64::new(0), credits: AtomicU64::new(0) };
@@ -540,8 +548,7 @@ impl LogState {
         match refunds.back_mut().filter(|last| is_full || last.time == refunded.time) {
             // As if all had come when fewer permits were there.
             Some(last) => {
-                last.n = last.n.saturating_add(refunded.n);
-                (last.first, last.last) = (last.first.min(refunded.first), last.last.max(refunded.last));
+                last.widen(refunded);
                 if last.time == refunded.time {
                     last.same = refunded.same;
                 }
@@ -577,8 +584,13 @@ impl LogState {
             books.refunds[at - 1].n -= most;
             if let Some(others) = self.raise_floor(back, books, most, Some(refunded), now, window) {
                 let Refunded { time, same, .. } = books.refunds[at - 1];
-                books.refunds.insert(at, Refunded { time, same, ..others });
-                at += 1;
+                match books.refunds.get_mut(at).filter(|next| next.time == time) {
+                    Some(next) => next.widen(others),
+                    None => {
+                        books.refunds.insert(at, Refunded { time, same, ..others });
+                        at += 1;
+                    }
+                }
             }
         }
         books.refunds.retain(|refunded| refunded.n > 0);
@@ -630,7 +642,7 @@ impl LogState {
             }
             let raised = floor.saturating_add(left).min(there.max(floor));
             let n = n - (left - (raised - floor));
-            if n == 0 && of.is_some() {
+            if n == 0 {
                 return None;
             }
             let last = self.behind(&view, valid - raised + 1);
@@ -652,7 +664,7 @@ impl LogState {
                 for refunded in books.refunds.range_mut(at..).take_while(|refunded| refunded.time == last) {
                     refunded.same = refunded.same.saturating_sub(of_last);
                 }
-                return (n > 0).then_some(Refunded { time: latest, same, n, first: oldest, last });
+                return Some(Refunded { time: latest, same, n, first: oldest, last });
             }
         }
     }
@@ -850,6 +862,25 @@ mod tests {
     }
 
     /// Many tasks hold a permit each, and others take one and refund it.
+    /// Bug: each grant that was undone split the refund of its permits once more.
+    #[test]
+    fn a_refund_stays_one_however_many_of_its_grants_are_undone() {
+        let log = SlidingLog::new("2000/h".parse().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let take = |at: u64| log.try_acquire(&state, Nanos::new(at), 1).expect("room");
+        let held: Vec<_> = (0..1000).map(take).collect();
+        for at in 1000..2000 {
+            take(at);
+        }
+        let now = Nanos::new(3000);
+        log.refund(&state, now, 1000);
+        for charge in held {
+            log.undo(&state, now, charge, u64::MAX);
+        }
+        assert!(lock(&state.give_back().books).refunds.len() <= 2);
+        assert_eq!(log.status(&state, now).available, 2000);
+    }
+
     #[test]
     fn refunds_next_to_outstanding_grants_lose_no_permits() {
         let mut acts = vec![Act::Take(1, true); 19];
