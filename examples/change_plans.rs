@@ -30,13 +30,19 @@ const CHANGES: [&str; 5] = [
     "[free]\nlimit = 'token_bucket 5/s burst 20'\n[pro]\nlimit = 'sliding_log 3000/min'",
     "[free]\nlimit = 'token_bucket 10 per second burst 20'",
     "[free]\nlimit = { policy = 'token_bucket', rate = '5/s', burst = 20, tolerence = '1s' }",
-    "[free]\nlimit = 'token_bucket 1/d burst 5000'",
+    // The first plan would be valid.
+    "[free]\nlimit = 'token_bucket 9/s burst 9'\n[pro]\nlimit = 'token_bucket 1/d burst 5000'",
 ];
 
 fn apply(limiters: &Limiters, text: &str) -> Result<(), Box<dyn std::error::Error>> {
-    for (name, plan) in toml::from_str::<Plans>(text)? {
-        let limiter = limiters.get(&name).ok_or("there is no such plan")?;
-        limiter.apply(&plan.limit, Keep::Count)?;
+    let plans = toml::from_str::<Plans>(text)?;
+    // All plans are checked before the first one is changed.
+    for (name, plan) in &plans {
+        limiters.get(name).ok_or("there is no such plan")?;
+        AnyPolicy::try_from(plan.limit.clone())?;
+    }
+    for (name, plan) in plans {
+        limiters[&name].apply(&plan.limit, Keep::Count)?;
     }
     Ok(())
 }

@@ -115,6 +115,9 @@ fn pairs_through_json(_: &Pair) -> [Pair; 0] {
 fn pairs_through(pair: &Pair) -> Vec<Pair> {
     // Also as the first of three policies.
     let three = format!("{pair} and unlimited").parse::<Both<Pair, AnyPolicy>>().expect("three");
+    // Bug: the second policy of a pair was never read as a pair.
+    let nested = format!("unlimited and {pair}").parse::<Both<AnyPolicy, Pair>>().expect("three");
+    assert_eq!(nested.to_string(), format!("unlimited and {pair}"));
     assert_eq!(three.to_string(), format!("{pair} and unlimited"));
     let again = pair.to_string().parse().expect("a pair");
     pairs_through_json(pair).into_iter().chain([again]).collect()

@@ -34,12 +34,22 @@ where
 
     fn from_str(text: &str) -> Result<Both<P, Q>, ConfigError> {
         let words: Vec<_> = text.split_whitespace().collect();
-        let and = words.iter().rposition(|word| *word == AND);
-        let Some(at) = and.filter(|at| *at > 0 && at + 1 < words.len()) else {
-            let write = "two policies, such as token_bucket 5/s burst 10 and fixed_window 100/min";
-            return Err(ConfigError::Form { given: text.into(), write: write.into() });
+        let read = |at: usize| -> Result<Both<P, Q>, ConfigError> {
+            Ok(Both::new(words[..at].join(" ").parse()?, words[at + 1..].join(" ").parse()?))
         };
-        Ok(Both::new(words[..at].join(" ").parse()?, words[at + 1..].join(" ").parse()?))
+        let is_between = |at: &usize| words[*at] == AND && *at > 0 && at + 1 < words.len();
+        let mut first_error = None;
+        // Either policy may be a pair itself.
+        for at in (0..words.len()).rev().filter(is_between) {
+            match read(at) {
+                Ok(both) => return Ok(both),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        Err(first_error.unwrap_or_else(|| {
+            let write = "two policies, such as token_bucket 5/s burst 10 and fixed_window 100/min";
+            ConfigError::Form { given: text.into(), write: write.into() }
+        }))
     }
 }
 

@@ -61,7 +61,7 @@
 //!
 //! **A change** holds that lock, closes the head, carries the counts over into new cells, enters
 //! them under numbers that no slot has shown before, and opens the head. A request that stalls
-//! meanwhile does not find its head again.
+//! meanwhile does not find its head again within 2^24 numbers.
 //!
 //! **Why the orderings suffice.** A request that loads a head sees all slots that were entered
 //! before it, because each CAS of the head releases what its thread has entered or acquired. A mark

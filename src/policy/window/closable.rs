@@ -57,7 +57,9 @@
 //! then finds the word as it was to the last bit, takes by the terms that it has read. If there are
 //! few turns, it checks the version of the terms before 4 and again in 5: so these terms were those
 //! of the word at one time. A *refusal* is not checked again: a refusal that overlaps with a change
-//! may mix both terms, and return a time that neither of them gives.
+//! may mix both terms, and return a time that neither of them gives. Giving back does not check the
+//! version: a grant that is undone over a multiple of `2^TURNS` changes at one instant may take a
+//! permit of another grant out.
 //!
 //! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by
 //! `tests/policy/stress.rs`.
