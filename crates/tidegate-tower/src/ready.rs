@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::Response;
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
-use tidegate::{AcquireAny, DefaultClock, Timer};
+use tidegate::{AcquireAny, AllRefusal, DefaultClock, Timer};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -59,6 +59,16 @@ use crate::service::take_ready;
 ///
 /// Dropping a service gives up its position in the queue or its permits. Dropping a response future
 /// gives back the permits that are counted while in use.
+///
+/// # Errors
+///
+/// An error of `poll_ready` ends a service: tower's `Buffer` fails from then on, and `Balance` drops
+/// the service. So `poll_ready` returns only errors of the inner service, and refusals after which
+/// [no later request can succeed](tidegate::AllRefusal::may_retry): the limiter is closed, or can
+/// never grant the cost. After any other refusal, such as that of a full queue, of a maximum wait or
+/// of a store that did not reply, the service is ready without permits, and the response future of
+/// the next call returns the refusal. If the service is polled again before the call, it asks the
+/// limiter again.
 ///
 /// # Examples
 ///
@@ -226,8 +236,24 @@ pub struct ReadyRateLimit<S, L: Limit<Key = ()>, M = UntilBodyEnds> {
 
 enum State {
     Idle,
-    Waiting { sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>> },
+    Waiting {
+        sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    },
     Ready,
+    /// The service is ready, and its next call is refused.
+    Refused(AllRefusal),
+}
+
+impl State {
+    /// Keeps a refusal for the next call, or returns it if no later request can succeed.
+    fn refuse(&mut self, refusal: AllRefusal) -> Result<(), Refused> {
+        if refusal.may_retry() {
+            *self = State::Refused(refusal);
+            return Ok(());
+        }
+        *self = State::Idle;
+        Err(Refused::by_limit(refusal))
+    }
 }
 
 impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
@@ -245,21 +271,19 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
     fn poll_permits(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refused>> {
         let idle = self.layer.idle.as_deref();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let refused = |refusal| Err(Refused::by_limit(refusal));
         loop {
             match state {
                 State::Ready if self.slot.is_full() => return Poll::Ready(Ok(())),
                 // A `Ready` service without permits was idle for too long.
-                State::Ready | State::Idle => match self.layer.limit.reserve(&(), &self.layer.ask) {
-                    Ok(reservation) => {
-                        self.slot.put(reservation, Stage::Waits, idle);
-                        *state = State::Waiting { sleep: None };
+                State::Ready | State::Idle | State::Refused(_) => {
+                    match self.layer.limit.reserve(&(), &self.layer.ask) {
+                        Ok(reservation) => {
+                            self.slot.put(reservation, Stage::Waits, idle);
+                            *state = State::Waiting { sleep: None };
+                        }
+                        Err(refusal) => return Poll::Ready(state.refuse(refusal)),
                     }
-                    Err(refusal) => {
-                        *state = State::Idle;
-                        return Poll::Ready(refused(refusal));
-                    }
-                },
+                }
                 State::Waiting { sleep } => {
                     let Some(mut reservation) = self.slot.take(idle) else {
                         // Its permits were due, and it was not polled for too long.
@@ -272,10 +296,7 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
                             *state = State::Ready;
                             continue;
                         }
-                        Poll::Ready(Err(refusal)) => {
-                            *state = State::Idle;
-                            return Poll::Ready(refused(refusal));
-                        }
+                        Poll::Ready(Err(refusal)) => return Poll::Ready(state.refuse(refusal)),
                         Poll::Pending => self.slot.put(reservation, Stage::Waits, idle),
                     }
                     let Some(idle) = idle else { return Poll::Pending };
@@ -311,16 +332,20 @@ where
 
     fn call(&mut self, request: R) -> Self::Future {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let was_ready = matches!(std::mem::replace(state, State::Idle), State::Ready);
-        let state = match self.slot.take(self.layer.idle.as_deref()) {
-            Some(reservation) if was_ready => {
+        let before = std::mem::replace(state, State::Idle);
+        let state = match (before, self.slot.take(self.layer.idle.as_deref())) {
+            (State::Ready, Some(reservation)) => {
                 Calling::Call { future: self.inner.call(request), hold: Hold::estimate(reservation) }
             }
-            // The permits were given back, or `poll_ready` did not return that it is ready.
-            waiting => {
+            // The permits were refused or given back, or `poll_ready` did not return that it is
+            // ready.
+            (before, waiting) => {
                 waiting.into_iter().for_each(tidegate::AnyReservation::settle_unused);
-                let call = Some((take_ready(&mut self.inner), request));
-                Calling::Wait { wait: self.layer.limit.acquire(&(), &self.layer.ask), call }
+                let wait = match before {
+                    State::Refused(refusal) => AcquireAny::ready(Err(refusal)),
+                    _ => self.layer.limit.acquire(&(), &self.layer.ask),
+                };
+                Calling::Wait { wait, call: Some((take_ready(&mut self.inner), request)) }
             }
         };
         ReadyFuture { state, call: PhantomData }

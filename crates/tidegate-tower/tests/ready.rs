@@ -13,8 +13,8 @@ use bytes::Bytes;
 use http::Response;
 use http_body_util::{BodyExt, Full};
 use tidegate::{
-    AllOf, Clock, CountingLimit, ManualClock, Nanos, Rate, RateLimiter, Request, Timer, TokenBucket,
-    TokioClock, Unlimited,
+    AllOf, Clock, CountingLimit, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Request, Timer,
+    TokenBucket, TokioClock, Unlimited,
 };
 use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer, UntilResponse};
 use tokio::time::{Instant, advance, sleep, timeout};
@@ -108,6 +108,36 @@ async fn a_limit_that_is_closed_is_an_error() {
     let mut service = ReadyRateLimitLayer::plain(limit).layer(echo());
     let Err(Error::Refused(refused)) = service.ready().await.map(|_| ()) else { panic!("ready") };
     assert_eq!(refused.retry_after(), None);
+}
+
+/// Bug: each refusal was an error of `poll_ready`, after which tower's `Buffer` fails for good and
+/// `Balance` drops the service.
+#[tokio::test]
+async fn a_refusal_that_passes_is_an_error_of_its_call_only() {
+    let at_once = Request::permits(1).within(Duration::ZERO);
+    let limit = limiter(1);
+    let mut service = ReadyRateLimitLayer::plain(limit.clone()).cost(at_once).layer(echo());
+    assert_eq!(service.ready().await.unwrap().call(1).await.unwrap(), 1);
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    let Err(Error::Refused(refused)) = service.call(2).await else { panic!("called") };
+    assert_eq!(refused.retry_after(), Some(Duration::from_millis(200)));
+    // The limiter decides again if the service is polled again.
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    limit.clock().advance(Duration::from_millis(200));
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    assert_eq!(limit.status().available, 0);
+    assert_eq!(service.call(3).await.unwrap(), 3);
+
+    // A full queue refuses when the service is first polled.
+    let limit = limiter(1);
+    limit.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
+    let layer = ReadyRateLimitLayer::plain(limit);
+    let (mut first, mut second, mut third) = (layer.layer(echo()), layer.layer(echo()), layer.layer(echo()));
+    assert_eq!(poll_ready(&mut first), Poll::Ready(true));
+    assert_eq!(poll_ready(&mut second), Poll::Pending);
+    assert_eq!(poll_ready(&mut third), Poll::Ready(true));
+    assert!(matches!(third.call(4).await, Err(Error::Refused(_))));
+    assert_eq!(first.call(5).await.unwrap(), 5);
 }
 
 #[tokio::test]
