@@ -1674,3 +1674,63 @@ fn a_call_whose_beginning_panicked_is_not_in_flight() {
     panics(|| api.begin(1));
     assert_eq!(api.in_flight(), 0);
 }
+
+/// Bug: a panic in the pause of one limiter ended the pause of the other scopes.
+#[test]
+fn a_global_refusal_pauses_all_scopes_although_a_waker_panics() {
+    for refused in ["bad", "good"] {
+        let (_limiter, bad, clock, _wait) = with_bad_waiter();
+        let now = clock.clone();
+        let routes = Scopes::new(100, move |route| match route {
+            "bad" => bad.clone(),
+            _ => Obey::with_options(RateLimiter::with_clock(Unlimited, clock.clone()), options(&clock)),
+        });
+        let names: Vec<_> = (0..20).map(|n| n.to_string()).collect();
+        names.iter().for_each(|name| drop(routes.of(name)));
+        let (_bad, mut call) = (routes.of("bad"), routes.of(refused).begin(0));
+        now.jump(secs(1));
+        panics(|| obey(&mut call, 429, &[("x-ratelimit-global", "true"), ("retry-after", "30")]));
+        assert!(names.iter().all(|name| paused_for(&routes.of(name)) == secs(30)), "{refused}");
+        assert_eq!(paused_for(&routes.of("new")), secs(30));
+    }
+}
+
+/// Bug: a panic in the pause of a call that moved ended the pause of its refusal.
+#[test]
+fn a_refusal_that_moves_a_call_pauses_although_a_waker_panics() {
+    let (limiter, bad, clock, _wait) = with_bad_waiter();
+    let now = clock.clone();
+    let make = move |route: &str| match route {
+        "bad" => bad.clone(),
+        _ => Obey::with_options(RateLimiter::with_clock(Unlimited, clock.clone()), options(&clock)),
+    };
+    let bucket =
+        |_: &str, headers: &HeaderMap| Some(headers.get("x-ratelimit-bucket")?.to_str().ok()?.into());
+    let routes = Scopes::new(100, make).by_bucket(bucket);
+    let left =
+        [("x-ratelimit-bucket", "b"), ("x-ratelimit-remaining", "1"), ("x-ratelimit-reset-after", "60")];
+    obey(&mut routes.of("bad").begin(0), 200, &left);
+    let mut call = routes.of("good").try_acquire().unwrap();
+    now.jump(secs(1));
+    panics(|| obey(&mut call, 429, &[("x-ratelimit-bucket", "b"), ("retry-after", "90")]));
+    assert_eq!(limiter.status().paused_for, secs(90));
+    drop(call);
+    assert_eq!(routes.of("good").in_flight(), 0);
+}
+
+/// Bug: after a panic in the pause, no permits were lowered and no pace was told.
+#[test]
+fn a_response_lowers_permits_and_the_pace_although_a_waker_panics() {
+    let (limiter, _, clock, _wait) = with_bad_waiter();
+    let policy = TokenBucket::new(Rate::per_second(1), 100);
+    let tokens = RateLimiter::with_clock(policy, WithoutTimer(clock.clone()));
+    let all = AllOf::new("requests", &limiter).with("tokens", &tokens);
+    let paced = tokens.clone();
+    let pace = Pace::between(Rate::ZERO, Rate::per_second(1), move |rate| paced.set_rate(rate)).adapt();
+    let api = Obey::with_options(all, options(&clock).pace(pace));
+    let mut call = api.begin(0);
+    clock.jump(secs(1));
+    panics(|| obey(&mut call, 429, &[("x-ratelimit-remaining-tokens", "5"), ("retry-after", "30")]));
+    assert_eq!(tokens.status().available, 5);
+    assert_ne!(tokens.status().rate, Rate::per_second(1));
+}

@@ -73,7 +73,7 @@ impl Call {
 
     /// Obeys limits that were read elsewhere, for example from a body.
     pub fn obey_limits(&mut self, limits: ResponseLimits) -> Obeyed {
-        self.obey.obey_limits(&mut self.ticket, limits, true)
+        self.obey.obey_limits(&mut self.ticket, limits)
     }
 
     /// Returns the time that the call waited for its permits, the sum of all its waits.

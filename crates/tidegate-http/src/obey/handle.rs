@@ -10,6 +10,7 @@ use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, G
 
 use super::call::{Call, Held, Obeyed};
 use super::costs::{Count, Load};
+use super::first_panic::FirstPanic;
 use super::options::Options;
 use super::pace::Pacing;
 use super::reservation::CallReservation;
@@ -317,21 +318,23 @@ impl Obey {
     }
 
     fn force_begin(&self, load: Load) -> Ticket {
-        self.open(|state, now| state.force_begin(now, load))
-    }
-
-    /// Begins a call here that began elsewhere `age` ago.
-    fn move_in(&self, load: Load, age: Nanos) -> Ticket {
-        self.open(|state, now| state.move_in(now, load, age))
-    }
-
-    fn open(&self, begin: impl FnOnce(&mut State, Nanos) -> Ticket) -> Ticket {
         let now = self.now();
         let mut state = self.state();
-        let ticket = begin(&mut state, now);
+        let ticket = state.force_begin(now, load);
         let shut = state.exhausted_until(now);
         drop(state);
         self.pause_begun(ticket, shut, now)
+    }
+
+    /// Moves a call here that began elsewhere.
+    fn move_in(&self, ticket: &mut Ticket, panic: &mut FirstPanic) {
+        let now = self.now();
+        let age = now.saturating_since(ticket.began());
+        let mut state = self.state();
+        *ticket = state.move_in(now, ticket.costs().clone(), age);
+        let shut = state.exhausted_until(now);
+        drop(state);
+        panic.catch(|| self.pause_until(shut, now));
     }
 
     fn begin_if_allowed(&self, load: Load) -> Option<Ticket> {
@@ -351,18 +354,13 @@ impl Obey {
 
     /// Pauses the limiter for a call that has begun. If a waker or an observer panics in the pause,
     /// the call ends.
-    fn pause_begun(&self, ticket: Ticket, until: Option<Nanos>, now: Nanos) -> Ticket {
-        struct Begun<'a>(&'a Obey, Option<Ticket>);
-
-        impl Drop for Begun<'_> {
-            fn drop(&mut self) {
-                self.1.iter_mut().for_each(|ticket| self.0.end_call(ticket));
-            }
+    fn pause_begun(&self, mut ticket: Ticket, until: Option<Nanos>, now: Nanos) -> Ticket {
+        let mut panic = FirstPanic::default();
+        if panic.catch(|| self.pause_until(until, now)).is_none() {
+            self.end_call(&mut ticket);
         }
-
-        let mut begun = Begun(self, Some(ticket));
-        self.pause_until(until, now);
-        begun.1.take().expect("only this takes it")
+        panic.resume();
+        ticket
     }
 
     fn load(&self, request: &AllRequest<'_>, got: u32) -> Load {
@@ -381,12 +379,12 @@ impl Obey {
     pub(super) fn pause_until(&self, until: Option<Nanos>, now: Nanos) {
         if let Some(until) = until.filter(|until| *until > now) {
             // A key without room for a pause has no permits either.
-            let _ = self.pause_for(until.saturating_since(now).into());
+            let _ = self.pause_for(self.with_jitter(until.saturating_since(now).into()));
         }
     }
 
-    /// Pauses the limiter for `wait` plus the jitter.
-    fn pause_for(&self, wait: Duration) -> Result<Duration, AllRefusal> {
+    /// Returns this wait plus the jitter.
+    fn with_jitter(&self, wait: Duration) -> Duration {
         let shared = &self.shared;
         let random = shared.random.hash_one(self.state().pauses());
         // 53 random bits, as a fraction of 1.
@@ -394,15 +392,23 @@ impl Obey {
         let random = (random >> 11) as f64 / (1_u64 << 53) as f64;
         // The jitter is at most the wait, which is capped.
         let more = wait.as_secs_f64() * shared.options.jitter * random;
-        let wait = wait.saturating_add(Duration::try_from_secs_f64(more).unwrap_or_default());
-        shared.limiter.pause_for(wait)?;
-        let until = self.now().saturating_add(wait.into());
-        self.state().pause_until(until);
-        Ok(wait)
+        wait.saturating_add(Duration::try_from_secs_f64(more).unwrap_or_default())
+    }
+
+    fn pause_for(&self, wait: Duration) -> Result<(), AllRefusal> {
+        let mut panic = FirstPanic::default();
+        let paused = panic.catch(|| self.shared.limiter.pause_for(wait));
+        // If a waker or an observer panicked, the limiter pauses nevertheless.
+        if !matches!(paused, Some(Err(_))) {
+            let until = self.now().saturating_add(wait.into());
+            self.state().pause_until(until);
+        }
+        panic.resume();
+        paused.unwrap_or(Ok(()))
     }
 
     /// Obeys the response to a call. If the response moves the route to another limiter, this
-    /// handle and the call follow.
+    /// handle and the call follow. A panic of user code resumes after all effects of the response.
     pub(super) fn obey(
         &mut self,
         ticket: &mut Ticket,
@@ -417,19 +423,21 @@ impl Obey {
         };
         response.refused |= options.is_refusal(status, headers);
         let is_success = !status.is_server_error();
-        if let Some(bucket) = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self)) {
+        let mut panic = FirstPanic::default();
+        let moved = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self, &mut panic));
+        if let Some(bucket) = moved {
             // The call began at the limiter that its route now leaves.
-            let age = self.now().saturating_since(ticket.began());
             self.end_call(ticket);
-            *ticket = bucket.move_in(ticket.costs().clone(), age);
+            bucket.move_in(ticket, &mut panic);
             *self = bucket;
         }
-        let obeyed = self.obey_limits(ticket, response, is_success);
+        let obeyed = self.obey_all(ticket, response, is_success, &mut panic);
         if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, obeyed.paused_for)
             && obeyed.answer.is_global()
         {
-            scope_ref.pause_all(&self.shared.options.clock, wait);
+            scope_ref.pause_all(&self.shared.options.clock, wait, &mut panic);
         }
+        panic.resume();
         obeyed
     }
 
@@ -445,31 +453,46 @@ impl Obey {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    pub(super) fn obey_limits(
+    /// Obeys limits that were read from the response to a call.
+    pub(super) fn obey_limits(&self, ticket: &mut Ticket, response: ResponseLimits) -> Obeyed {
+        let mut panic = FirstPanic::default();
+        let obeyed = self.obey_all(ticket, response, true, &mut panic);
+        panic.resume();
+        obeyed
+    }
+
+    fn obey_all(
         &self,
         ticket: &mut Ticket,
         mut response: ResponseLimits,
         is_success: bool,
+        panic: &mut FirstPanic,
     ) -> Obeyed {
-        let Shared { non_blocking, options, members, .. } = &*self.shared;
+        let Shared { options, members, .. } = &*self.shared;
         forget_timestamps(&mut response);
         let counts: Vec<_> = response.limits.iter().map(|limit| options.count(limit, members)).collect();
         let terms = Terms { max_pause: options.max_pause, back_off: options.back_off };
         let now = self.now();
         let actions = self.state().learn(now, ticket, &response, &counts, is_success, terms);
-        // The pause comes first: a waker, an observer or the function of a pace may panic.
-        let (paused_for, error) = self.carry_out(non_blocking, &actions);
-        self.set_pace(now, &response, &counts, &actions);
+        let (paused_for, error) = self.carry_out(&actions, panic);
+        self.set_pace(now, &response, &counts, &actions, panic);
         Obeyed { answer: response, paused_for, asked_for: actions.asked, error }
     }
 
-    fn set_pace(&self, now: Nanos, response: &ResponseLimits, counts: &[Option<Count>], actions: &Actions) {
+    fn set_pace(
+        &self,
+        now: Nanos,
+        response: &ResponseLimits,
+        counts: &[Option<Count>],
+        actions: &Actions,
+        panic: &mut FirstPanic,
+    ) {
         let Shared { paces, members, .. } = &*self.shared;
         for pacing in paces {
             if actions.is_new_refusal {
-                pacing.refused(now);
+                panic.catch(|| pacing.refused(now));
             } else if actions.is_success {
-                pacing.succeeded(now);
+                panic.catch(|| pacing.succeeded(now));
             }
             let is_of = |count: Count| {
                 let member = count.member().and_then(|at| members.get(at)).map(String::as_str);
@@ -481,7 +504,7 @@ impl Obey {
             let reported = response.limits.iter().zip(counts).filter(|(_, count)| count.is_some_and(is_of));
             let reported = reported.filter_map(|(limit, _)| Some(limit.limit? / limit.window?.as_secs_f64()));
             if let Some(reported) = reported.reduce(f64::min).filter(|_| response.trusted) {
-                pacing.learn(now, reported);
+                panic.catch(|| pacing.learn(now, reported));
             }
         }
     }
@@ -489,19 +512,22 @@ impl Obey {
     /// Carries out the actions. Each order only lowers permits or prolongs a pause, so the actions
     /// of two responses may be carried out in any sequence. Returns how long the limiter pauses,
     /// and the error of the limiter.
-    fn carry_out(&self, limiter: &AnyLimiter, actions: &Actions) -> (Option<Duration>, Option<AllRefusal>) {
-        let (paused_for, error) = match actions.pause.map(|wait| self.pause_for(wait)) {
-            Some(Ok(_)) if limiter.is_closed() => (None, Some(Refusal::Closed.into())),
-            Some(Ok(wait)) => (Some(wait), None),
-            Some(Err(error)) => (None, Some(error)),
-            None => (None, None),
-        };
-        let kept = actions.keep.iter().filter_map(|(count, left)| {
-            let member = self.shared.members.get(count.member()?)?;
-            limiter.keep_at_most(member, *left).err()
-        });
-        let errors: Vec<AllRefusal> = kept.collect();
-        (paused_for, error.or(errors.into_iter().next()))
+    fn carry_out(&self, actions: &Actions, panic: &mut FirstPanic) -> (Option<Duration>, Option<AllRefusal>) {
+        let limiter = &self.shared.non_blocking;
+        let wait = actions.pause.map(|wait| self.with_jitter(wait));
+        let refused = wait.and_then(|wait| panic.catch(|| self.pause_for(wait))?.err());
+        let closed =
+            || Some(AllRefusal::from(Refusal::Closed)).filter(|_| wait.is_some() && limiter.is_closed());
+        let not_paused = refused.or_else(closed);
+        let paused_for = wait.filter(|_| not_paused.is_none());
+        let mut not_kept = None;
+        for (count, left) in &actions.keep {
+            if let Some(member) = count.member().and_then(|at| self.shared.members.get(at)) {
+                let kept = panic.catch(|| limiter.keep_at_most(member, *left));
+                not_kept = not_kept.or(kept.and_then(Result::err));
+            }
+        }
+        (paused_for, not_paused.or(not_kept))
     }
 
     /// Ends a call that got no response.

@@ -95,6 +95,7 @@
 
 mod call;
 mod costs;
+mod first_panic;
 mod handle;
 mod options;
 mod pace;

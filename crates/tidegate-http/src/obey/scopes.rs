@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::HeaderMap;
 use tidegate::{Clock, Nanos};
 
+use super::first_panic::FirstPanic;
 use super::handle::Obey;
 
 /// Obeying limiters, one for each scope: a host, a route, or any other unit that a server limits
@@ -187,7 +188,7 @@ impl Shared {
     }
 
     /// Moves a route to the limiter of its bucket, and returns that limiter.
-    fn move_to(&self, route: &str, bucket: String, from: &Obey) -> Obey {
+    fn move_to(&self, route: &str, bucket: String, from: &Obey, panic: &mut FirstPanic) -> Obey {
         let new = match self.state().needs_limiter(&bucket, from) {
             // Without the lock, because `make` is user code.
             true => (self.make)(route),
@@ -202,9 +203,9 @@ impl Shared {
         drop(state);
         drop(left);
         if let Some(clock) = self.clock.get() {
-            to.pause_until(Some(until), clock.now());
+            panic.catch(|| to.pause_until(Some(until), clock.now()));
         }
-        self.forget_idle(|state| &mut state.buckets);
+        panic.catch(|| self.forget_idle(|state| &mut state.buckets));
         to
     }
 
@@ -238,7 +239,7 @@ impl Shared {
         drop((forgotten, ranked));
     }
 
-    fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration) {
+    fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration, panic: &mut FirstPanic) {
         let now = self.clock.get_or_init(|| clock.clone()).now();
         let until = now.saturating_add(wait.into());
         let mut state = self.state();
@@ -248,7 +249,7 @@ impl Shared {
         let all: Vec<_> = all.map(|scope| scope.obey.clone()).collect();
         drop(state);
         for obey in all {
-            obey.pause_until(Some(until), now);
+            panic.catch(|| obey.pause_until(Some(until), now));
         }
     }
 }
@@ -263,10 +264,11 @@ impl State {
 
 impl ScopeRef {
     /// Returns the limiter of the bucket that a response reports, or `None` if that is `from`.
-    pub(super) fn bucket(&self, headers: &HeaderMap, from: &Obey) -> Option<Obey> {
+    pub(super) fn bucket(&self, headers: &HeaderMap, from: &Obey, panic: &mut FirstPanic) -> Option<Obey> {
         let scopes = self.scopes.upgrade()?;
-        let bucket = scopes.bucket.as_ref()?(&self.route, headers)?;
-        let to = scopes.move_to(&self.route, bucket, from);
+        let bucket_of = scopes.bucket.as_ref()?;
+        let bucket = panic.catch(|| bucket_of(&self.route, headers))??;
+        let to = scopes.move_to(&self.route, bucket, from, panic);
         (!to.is_same(from)).then(|| to.with_scope_ref(self.clone()))
     }
 
@@ -280,9 +282,9 @@ impl ScopeRef {
     }
 
     /// Pauses all scopes.
-    pub(super) fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration) {
+    pub(super) fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration, panic: &mut FirstPanic) {
         if let Some(scopes) = self.scopes.upgrade() {
-            scopes.pause_all(clock, wait);
+            scopes.pause_all(clock, wait, panic);
         }
     }
 }
