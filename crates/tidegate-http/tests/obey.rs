@@ -1734,3 +1734,24 @@ fn a_response_lowers_permits_and_the_pace_although_a_waker_panics() {
     assert_eq!(tokens.status().available, 5);
     assert_ne!(tokens.status().rate, Rate::per_second(1));
 }
+
+/// Bug: each response with the route's bucket paused the limiter again for the rest of a global
+/// pause that had been ended.
+#[test]
+fn a_global_pause_that_was_ended_stays_ended() {
+    let routes = by_bucket(&ManualClock::new());
+    let (a, b) = ("GET /channels/7/a", "GET /channels/7/b");
+    let bucket = ("x-ratelimit-bucket", "b");
+    let global = [bucket, ("x-ratelimit-global", "true"), ("retry-after", "300")];
+    obey(&mut routes.of(a).try_acquire().unwrap(), 429, &global);
+    routes.of(a).forget();
+    for route in [a, b] {
+        obey(&mut routes.of(route).begin(1), 200, &[bucket]);
+        assert!(routes.of(a).try_acquire().is_ok(), "{route}");
+    }
+    // A limiter that a bucket makes is paused.
+    for route in [a, b] {
+        obey(&mut routes.of(route).begin(1), 200, &[("x-ratelimit-bucket", route)]);
+    }
+    assert_eq!(paused_for(&routes.of(b)), secs(300));
+}

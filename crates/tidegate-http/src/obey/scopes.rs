@@ -195,14 +195,16 @@ impl Shared {
             false => from.clone().without_scope_ref(),
         };
         let mut state = self.state();
-        let (asked, until) = (state.asked, state.paused);
+        let (asked, until, buckets) = (state.asked, state.paused, state.buckets.len());
         let known = state.buckets.entry(bucket).or_insert(Scope { obey: new, asked });
         known.asked = asked;
         let to = known.obey.clone();
         let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
+        let is_new = state.buckets.len() > buckets;
         drop(state);
-        drop(left);
-        if let Some(clock) = self.clock.get() {
+        // A pause of all scopes has reached a limiter that a route or a bucket had.
+        let was_here = left.is_some_and(|left| left.is_same(&to));
+        if let Some(clock) = self.clock.get().filter(|_| is_new && !was_here) {
             panic.catch(|| to.pause_until(Some(until), clock.now()));
         }
         panic.catch(|| self.forget_idle(|state| &mut state.buckets));
