@@ -206,12 +206,14 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
         let this = self.project();
         let cost = (this.cost)(&item);
         this.inner.start_send(item).map_err(SinkError::Inner)?;
-        // Again one number for all limits.
-        let _ = match this.next_item.take_due() {
-            Some(reservation) => reservation.settle(cost),
+        // A cost names no limit, so no name is unknown. A cost of 0 leaves out default costs as well.
+        match this.next_item.take_due() {
+            Some(reservation) if cost == 0 => reservation.settle_unused(),
+            Some(reservation) => _ = reservation.settle(cost),
+            None if cost == 0 => {}
             // The sink was flushed after it was ready, so the permit was given back.
-            None => this.limiter.debit(cost),
-        };
+            None => _ = this.limiter.debit(cost),
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::{Sink, SinkExt, sink};
-use tidegate::{ManualClock, Rate, RateLimiter, Refusal, TokenBucket};
+use tidegate::{AllOf, ManualClock, Rate, RateLimiter, Refusal, TokenBucket};
 use tidegate_futures::{LimitSink, SinkError};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -80,6 +80,23 @@ fn an_item_after_a_flush_costs_as_any_other() {
         let owed = Duration::from_millis(100) * cost;
         assert_eq!(limiter.status().full_in, owed);
     }
+}
+
+/// Bug: an item of cost 0 was charged the default cost of a limit.
+#[test]
+fn an_item_of_no_cost_is_charged_no_default_cost() {
+    let (items, clock) = bucket(10, 100);
+    let bytes = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 100), clock);
+    let both = AllOf::new("items", &items).with("bytes", &bytes).default_cost("bytes", 20);
+    let mut sent = sink::drain().rate_limited(both).cost(|cost: &u32| *cost);
+    assert_ready_ok!(spawn(sent.send(0)).poll());
+    assert_eq!((items.status().available, bytes.status().available), (100, 100));
+    assert_ready_ok!(spawn(std::future::poll_fn(|context| sent.poll_ready_unpin(context))).poll());
+    assert_ready_ok!(spawn(sent.flush()).poll());
+    sent.start_send_unpin(0).expect("it was ready");
+    assert_eq!((items.status().available, bytes.status().available), (100, 100));
+    assert_ready_ok!(spawn(sent.send(3)).poll());
+    assert_eq!((items.status().available, bytes.status().available), (97, 80));
 }
 
 #[test]
