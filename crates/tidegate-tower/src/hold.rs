@@ -17,11 +17,18 @@ enum Held {
     Nothing,
     /// Kept for its drop.
     Permits(#[expect(dead_code)] AllPermits),
-    /// An estimate, and the actual cost if it is known. Otherwise the estimate is the cost. The
-    /// lock is never taken: it only lets threads share the body that keeps the estimate.
-    Estimate(Box<(Mutex<AnyReservation>, Option<AllRequest<'static>>)>),
+    /// An estimate, and the permits that were used if they are known. Otherwise the estimate is the
+    /// cost. The lock is never taken: it only lets threads share the body that keeps the estimate.
+    Estimate(Box<(Mutex<AnyReservation>, Option<Used>)>),
     /// Kept for its drop.
     Call(#[expect(dead_code)] Box<Call>),
+}
+
+/// The permits that a call has used.
+pub(crate) enum Used {
+    /// The whole estimate goes back, also that of a limit with a default cost.
+    Nothing,
+    Costs(AllRequest<'static>),
 }
 
 impl Hold {
@@ -43,17 +50,10 @@ impl Hold {
         matches!(self.0, Held::Estimate(_))
     }
 
-    /// Sets the actual cost, which is settled when the call ends.
-    pub(crate) fn settle(&mut self, used: AllRequest<'static>) {
+    /// Sets the permits that the call has used. They are settled when the call ends.
+    pub(crate) fn settle(&mut self, used: Used) {
         if let Held::Estimate(estimate) = &mut self.0 {
             estimate.1 = Some(used);
-        }
-    }
-
-    /// Ends the call, and takes back the whole estimate.
-    pub(crate) fn give_back(mut self) {
-        if let Held::Estimate(estimate) = std::mem::take(&mut self.0) {
-            estimate.0.into_inner().unwrap_or_else(PoisonError::into_inner).settle_unused();
         }
     }
 
@@ -62,8 +62,12 @@ impl Hold {
         if let Held::Estimate(estimate) = std::mem::take(&mut self.0)
             && let (reservation, Some(used)) = *estimate
         {
-            // If a cost names an unknown limit, the estimate is charged.
-            let _ = reservation.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used);
+            let reservation = reservation.into_inner().unwrap_or_else(PoisonError::into_inner);
+            match used {
+                Used::Nothing => reservation.settle_unused(),
+                // If a cost names an unknown limit, the estimate is charged.
+                Used::Costs(costs) => _ = reservation.settle(costs),
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use tidegate::AllRequest;
 use tidegate_http::write::{Format, Limit as NamedLimit};
 
 use crate::gate::{Function, Gate, KeyOf, Mode, Needs};
-use crate::hold::Hold;
+use crate::hold::{Hold, Used};
 use crate::key::Key;
 use crate::kind::{Client, Kind, Plain, Server};
 use crate::limit::Limit;
@@ -80,7 +80,7 @@ use crate::refused::Refused;
 /// ```
 pub struct RateLimitLayer<L: Limit, M: Kind = Server> {
     pub(crate) gate: Gate<L, M::Request>,
-    settle: Option<Function<M::Response, Option<AllRequest<'static>>>>,
+    settle: Option<Function<M::Response, Option<Used>>>,
     refunds_errors: bool,
     pub(crate) kind: M,
 }
@@ -496,7 +496,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         let before = self.settle.take();
         self.settle = Some(Arc::new(move |response| {
             let before = before.as_ref().and_then(|before| before(response));
-            before.or_else(|| used(response).map(Into::into))
+            before.or_else(|| Some(Used::Costs(used(response)?.into())))
         }));
         self
     }
@@ -523,7 +523,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     pub fn refund_if(mut self, refund: impl Fn(&M::Response) -> bool + Send + Sync + 'static) -> Self {
         let settle = self.settle.take();
         self.settle = Some(Arc::new(move |response| match &settle {
-            _ if refund(response) => Some(0.into()),
+            _ if refund(response) => Some(Used::Nothing),
             Some(settle) => settle(response),
             None => None,
         }));
@@ -545,9 +545,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     }
 
     /// Ends the hold of a call after its service failed.
-    pub(crate) fn failed(&self, hold: Hold) {
+    pub(crate) fn failed(&self, mut hold: Hold) {
         if self.refunds_errors {
-            hold.give_back();
+            hold.settle(Used::Nothing);
         }
     }
 

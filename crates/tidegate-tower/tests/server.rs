@@ -608,6 +608,17 @@ async fn a_call_that_was_estimated_as_free_is_settled() {
     assert_eq!((one.status().available, other.status().available), (8, 1));
 }
 
+/// Bug: a member with a default cost kept its permits.
+#[tokio::test]
+async fn a_refund_gives_back_default_costs() {
+    let (calls, tokens) = (limiter(100), limiter(100));
+    let api = AllOf::new("calls", &calls).with("tokens", &tokens).default_cost("tokens", 20);
+    send(&RateLimitLayer::new(api.clone()), get("/")).await;
+    assert_eq!((calls.status().available, tokens.status().available), (99, 80));
+    send(&RateLimitLayer::new(api).refund_if(|_| true), get("/")).await;
+    assert_eq!((calls.status().available, tokens.status().available), (99, 80));
+}
+
 #[tokio::test]
 async fn a_refund_comes_before_a_cost_in_any_order() {
     let limit = limiter(10);
