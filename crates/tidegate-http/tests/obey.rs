@@ -1755,3 +1755,14 @@ fn a_global_pause_that_was_ended_stays_ended() {
     }
     assert_eq!(paused_for(&routes.of(b)), secs(300));
 }
+
+/// Bug: a reserved call counted the most permits that it may get, and not the permits that it got.
+#[test]
+fn a_reserved_call_counts_the_permits_that_it_got() {
+    let World { limiter, api, .. } = world();
+    let left = [("x-ratelimit-remaining", "5"), ("x-ratelimit-reset-after", "60")];
+    obey(&mut api.begin(1), 200, &left);
+    assert_eq!(limiter.status().available, 5);
+    let mut reservation = api.reserve(Request::up_to(9)).unwrap();
+    let _call = begun(&mut reservation);
+}

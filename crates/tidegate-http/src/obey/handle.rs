@@ -281,11 +281,11 @@ impl Obey {
         &mut self,
         request: &AllRequest<'_>,
         reservation: AnyReservation,
-        waited: Duration,
+        grant: Grant,
         tries: &mut Tries,
     ) -> Result<Call, AnyReservation> {
-        // The most permits that the request may have got.
-        match self.begin_try(request, request.to_request().most, waited, tries) {
+        let got = grant.permits().max(request.to_request().permits);
+        match self.begin_try(request, got, grant.waited(), tries) {
             Some(ticket) => {
                 Ok(Call::new(self.clone(), ticket, tries.waited, Held::Reservation(Mutex::new(reservation))))
             }

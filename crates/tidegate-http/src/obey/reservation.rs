@@ -59,11 +59,7 @@ impl Future for CallReservation<'_> {
             let reservation = this.reservation.as_mut().expect("polled after it was ready");
             let grant = ready!(Pin::new(reservation).poll(context));
             let Some(reservation) = this.reservation.take() else { continue };
-            let waited = match grant {
-                Ok(grant) => grant.waited(),
-                Err(refusal) => return Poll::Ready(Err(refusal)),
-            };
-            match this.obey.begin_reserved(&this.request, reservation, waited, &mut this.tries) {
+            match this.obey.begin_reserved(&this.request, reservation, grant?, &mut this.tries) {
                 Ok(call) => return Poll::Ready(Ok(call)),
                 // The server allows no more calls and the limiter pauses, or the route has moved to
                 // another limiter: the permits go back.
