@@ -206,7 +206,8 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
         let this = self.project();
         let cost = (this.cost)(&item);
         this.inner.start_send(item).map_err(SinkError::Inner)?;
-        // A cost names no limit, so no name is unknown. A cost of 0 leaves out default costs as well.
+        // A cost names no limit, so no name is unknown. No default cost is charged for
+        // an item of cost 0.
         match this.next_item.take_due() {
             Some(reservation) if cost == 0 => reservation.settle_unused(),
             Some(reservation) => _ = reservation.settle(cost),

@@ -62,13 +62,13 @@ use crate::service::take_ready;
 ///
 /// # Errors
 ///
-/// An error of `poll_ready` ends a service: tower's `Buffer` fails from then on, and `Balance` drops
-/// the service. So `poll_ready` returns only errors of the inner service, and refusals after which
-/// [no later request can succeed](tidegate::AllRefusal::may_retry): the limiter is closed, or can
-/// never grant the cost. After any other refusal, such as that of a full queue, of a maximum wait or
-/// of a store that did not reply, the service is ready without permits, and the response future of
-/// the next call returns the refusal. If the service is polled again before the call, it asks the
-/// limiter again.
+/// An error of `poll_ready` ends a service: tower's `Buffer` fails from then on, and `Balance`
+/// drops the service. So `poll_ready` returns only errors of the inner service, and refusals after
+/// which [no later request can succeed](tidegate::AllRefusal::may_retry): the limiter is closed, or
+/// can never grant the cost. After any other refusal, such as that of a full queue, of a maximum
+/// wait or of a store that did not reply, the service is ready without permits, and the response
+/// future of the next call returns the refusal. If the service is polled again before the call, it
+/// asks the limiter again.
 ///
 /// # Examples
 ///
