@@ -1766,3 +1766,23 @@ fn a_reserved_call_counts_the_permits_that_it_got() {
     let mut reservation = api.reserve(Request::up_to(9)).unwrap();
     let _call = begun(&mut reservation);
 }
+
+/// Bug: a call that costs only named limits lost its permits if the server did not allow it.
+#[test]
+fn a_call_that_costs_only_named_limits_gives_back_its_permits() {
+    let clock = ManualClock::new();
+    let bucket = |n| RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), n), clock.clone());
+    let (requests, tokens) = (bucket(1), bucket(100));
+    let all = AllOf::new("requests", &requests).with("tokens", &tokens);
+    let api = Obey::with_options(all, options(&clock));
+    let left = [("x-ratelimit-remaining-tokens", "1"), ("x-ratelimit-reset-tokens", "60s")];
+    obey(&mut api.begin(0), 200, &left);
+    tokens.reset();
+    let costs = AllRequest::from([("tokens", 60)]).cost_of_others(0);
+    assert!(api.try_acquire_many(costs.clone()).is_err());
+    assert_eq!(tokens.status().available, 100);
+    // An exempt call has no permits to give back.
+    tokens.debit(60);
+    assert!(api.try_acquire_many(costs.exempt()).is_ok());
+    assert_eq!(tokens.status().available, 40);
+}

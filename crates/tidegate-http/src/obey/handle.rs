@@ -89,9 +89,12 @@ impl Shared {
     fn refund(&self, request: &AllRequest<'_>, permits: AllPermits) {
         let (got, is_degraded) = (permits.permits(), permits.is_degraded());
         drop(permits);
-        // A request that was granted without permits has none to give back, and a store has not
-        // granted those of a request that was decided while the store was away.
-        if got > 0 && !is_degraded {
+        let asked = request.to_request();
+        // `got` counts only the limits that the request does not name. A request that was granted
+        // without permits has none to give back, and a store has not granted those of a request
+        // that was decided while the store was away.
+        let has_none = asked.exempt || (got == 0 && asked.permits > 0);
+        if !has_none && !is_degraded {
             // The request was granted, so each of its names is the name of a member.
             let _ = self.non_blocking.refund(request.clone().cost_of_others(got));
         }
