@@ -1786,3 +1786,25 @@ fn a_call_that_costs_only_named_limits_gives_back_its_permits() {
     assert!(api.try_acquire_many(costs.exempt()).is_ok());
     assert_eq!(tokens.status().available, 40);
 }
+
+/// Bug: the permits of a call whose beginning panicked counted as used.
+#[test]
+fn a_call_whose_beginning_panics_gives_back_its_permits() {
+    for is_reserved in [false, true] {
+        let (limiter, _, clock, _wait) = with_bad_waiter();
+        let policy = TokenBucket::new(Rate::per_second(1), 100);
+        let tokens = RateLimiter::with_clock(policy, WithoutTimer(clock.clone()));
+        let all = AllOf::new("requests", &limiter).with("tokens", &tokens);
+        let api = Obey::with_options(all, options(&clock));
+        let left = [("x-ratelimit-remaining-tokens", "1"), ("x-ratelimit-reset-tokens", "60s")];
+        obey(&mut api.begin([("requests", 0), ("tokens", 1)]), 200, &left);
+        tokens.reset();
+        clock.jump(secs(1));
+        let costs = AllRequest::from([("tokens", 1)]).cost_of_others(0);
+        match is_reserved {
+            false => panics(|| api.try_acquire_many(costs).map(drop)),
+            true => panics(|| begun(&mut api.reserve(costs).unwrap())),
+        }
+        assert_eq!((api.in_flight(), tokens.status().available), (0, 100), "{is_reserved}");
+    }
+}

@@ -268,32 +268,35 @@ impl Obey {
     ) -> Option<Call> {
         // A limiter can grant a call without permits; the server counts that call too.
         let got = permits.permits().max(request.to_request().permits);
-        let granted_by = self.shared.clone();
-        match self.begin_try(request, got, permits.waited(), tries) {
-            Some(ticket) => Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits))),
-            None => {
-                granted_by.refund(request, permits);
-                None
-            }
+        let (granted_by, mut panic) = (self.shared.clone(), FirstPanic::default());
+        let ticket = panic.catch(|| self.begin_try(request, got, permits.waited(), tries)).flatten();
+        if let Some(ticket) = ticket {
+            return Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits)));
         }
+        granted_by.refund(request, permits);
+        panic.resume();
+        None
     }
 
     /// Begins a call with the permits of this reservation, unless the server does not allow it, or
-    /// its route has moved to another limiter.
+    /// its route has moved to another limiter. In these cases the permits go back.
     pub(super) fn begin_reserved(
         &mut self,
         request: &AllRequest<'_>,
         reservation: AnyReservation,
         grant: Grant,
         tries: &mut Tries,
-    ) -> Result<Call, AnyReservation> {
+    ) -> Option<Call> {
         let got = grant.permits().max(request.to_request().permits);
-        match self.begin_try(request, got, grant.waited(), tries) {
-            Some(ticket) => {
-                Ok(Call::new(self.clone(), ticket, tries.waited, Held::Reservation(Mutex::new(reservation))))
-            }
-            None => Err(reservation),
+        let mut panic = FirstPanic::default();
+        let ticket = panic.catch(|| self.begin_try(request, got, grant.waited(), tries)).flatten();
+        if let Some(ticket) = ticket {
+            let held = Held::Reservation(Mutex::new(reservation));
+            return Some(Call::new(self.clone(), ticket, tries.waited, held));
         }
+        reservation.settle_unused();
+        panic.resume();
+        None
     }
 
     /// Begins a call that got `got` permits after the wait `waited`, unless the server does not

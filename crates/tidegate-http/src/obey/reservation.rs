@@ -59,19 +59,12 @@ impl Future for CallReservation<'_> {
             let reservation = this.reservation.as_mut().expect("polled after it was ready");
             let grant = ready!(Pin::new(reservation).poll(context));
             let Some(reservation) = this.reservation.take() else { continue };
-            match this.obey.begin_reserved(&this.request, reservation, grant?, &mut this.tries) {
-                Ok(call) => return Poll::Ready(Ok(call)),
-                // The server allows no more calls and the limiter pauses, or the route has moved to
-                // another limiter: the permits go back.
-                Err(reservation) => {
-                    // Before the call reserves again, which would wait behind these permits.
-                    reservation.settle_unused();
-                    match this.obey.reserve_any(&this.tries.next(&this.request)) {
-                        Ok(next) => this.reservation = Some(next),
-                        Err(refusal) => return Poll::Ready(Err(refusal)),
-                    }
-                }
+            let (obey, request) = (&mut this.obey, &this.request);
+            if let Some(call) = obey.begin_reserved(request, reservation, grant?, &mut this.tries) {
+                return Poll::Ready(Ok(call));
             }
+            // The permits went back first, so the next reservation does not wait behind them.
+            this.reservation = Some(obey.reserve_any(&this.tries.next(request))?);
         }
     }
 }
