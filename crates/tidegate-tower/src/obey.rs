@@ -314,23 +314,22 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProjection::Waiting { wait, request } => {
-                    let call = match wait {
-                        Some(wait) => match ready!(wait.as_mut().poll(context)) {
-                            Ok(call) => Some(call),
-                            Err(refusal) => {
-                                return Poll::Ready(Err(Refused::by_limit(refusal).into()));
-                            }
-                        },
+                    let answer = match wait {
+                        Some(wait) => Some(ready!(wait.as_mut().poll(context))),
                         None => None,
                     };
                     let (mut service, request) = request.take().expect("polled after it was ready");
+                    let call = answer.transpose().map_err(Refused::by_limit)?;
                     let future = service.call(request);
                     this.state.set(State::Calling { future, call });
                 }
                 StateProjection::Calling { future, call } => {
-                    let (parts, body) = ready!(future.poll(context)).map_err(Error::Service)?.into_parts();
+                    let answer = ready!(future.poll(context));
+                    // A call that failed ends here, and not with the future.
+                    let call = call.take();
+                    let (parts, body) = answer.map_err(Error::Service)?.into_parts();
                     let mut hold = Hold::default();
-                    if let Some(mut call) = call.take() {
+                    if let Some(mut call) = call {
                         call.obey(parts.status, &parts.headers);
                         hold = Hold::call(call);
                     }

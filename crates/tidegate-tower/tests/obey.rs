@@ -189,8 +189,10 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     assert_eq!(calls.available(), 1);
 
     let failing = service_fn(async |_: Request<()>| Err::<Response<String>, _>(std::fmt::Error));
-    let failed = ObeyLayer::new(api.clone()).layer(failing).oneshot(Request::default()).await;
-    assert!(matches!(failed, Err(Error::Service(std::fmt::Error))));
+    // Bug: a call that failed was in flight until its future was dropped.
+    let mut failing = ObeyLayer::new(api.clone()).layer(failing);
+    let mut failed = tokio_test::task::spawn(failing.ready().await.unwrap().call(Request::default()));
+    assert!(matches!(assert_ready!(failed.poll()), Err(Error::Service(std::fmt::Error))));
     assert_eq!((api.in_flight(), calls.available()), (0, 1));
 }
 
