@@ -1808,3 +1808,31 @@ fn a_call_whose_beginning_panics_gives_back_its_permits() {
         assert_eq!((api.in_flight(), tokens.status().available), (0, 100), "{is_reserved}");
     }
 }
+
+/// Bug: a scope without calls in flight was forgotten although calls waited, and a newcomer overtook
+/// them at a new limiter.
+#[test]
+fn a_scope_whose_calls_wait_stays() {
+    let clock = ManualClock::new();
+    let hosts = scopes(&clock, 2);
+    obey(&mut hosts.of("a").try_acquire_many(10).unwrap(), 200, &[]);
+    let a = hosts.of("a");
+    let mut waits = Box::pin(a.acquire());
+    assert!(poll(&mut waits).is_pending());
+    drop((hosts.of("b"), hosts.of("c"), hosts.of("d"), hosts.of("e")));
+    assert!(hosts.of("a").try_acquire().is_err());
+    clock.advance(secs(1));
+    assert!(poll(&mut waits).is_ready());
+}
+
+/// Bug: a new scope was forgotten at once if others had calls in flight, so its calls got limiters
+/// of their own.
+#[test]
+fn a_new_scope_stays() {
+    let hosts = scopes(&ManualClock::new(), 4);
+    let busy: Vec<_> =
+        ["a", "b", "c", "d"].into_iter().map(|name| hosts.of(name).try_acquire().unwrap()).collect();
+    let _call = hosts.of("new").try_acquire_many(10).unwrap();
+    assert!(hosts.of("new").try_acquire().is_err());
+    drop(busy);
+}

@@ -562,6 +562,11 @@ impl Obey {
         self.state().in_flight()
     }
 
+    /// Returns whether calls are in flight or wait.
+    pub(super) fn is_busy(&self) -> bool {
+        self.in_flight() > 0 || self.shared.non_blocking.status().waiting > 0
+    }
+
     /// Returns whether the limiter pauses because the server asked for it.
     pub(super) fn is_paused(&self) -> bool {
         let now = self.now();

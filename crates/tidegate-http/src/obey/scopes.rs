@@ -14,9 +14,9 @@ use super::handle::Obey;
 /// Obeying limiters, one for each scope: a host, a route, or any other unit that a server limits
 /// separately. Clones share them.
 ///
-/// A scope is created when it is first requested. If there are too many scopes, half of them are
-/// kept: first those with calls in flight, then those that a server paused, then the most recently
-/// requested.
+/// A scope is created when it is first requested. If there are then too many scopes, the new scope
+/// and half of the others are kept: first those with calls in flight or waiting, then those that a
+/// server paused, then the most recently requested.
 ///
 /// # Buckets
 ///
@@ -183,7 +183,7 @@ impl Shared {
         if let Some(clock) = self.clock.get() {
             obey.pause_until(Some(until), clock.now());
         }
-        self.forget_idle(|state| &mut state.scopes);
+        self.forget_idle(scope, |state| &mut state.scopes);
         obey
     }
 
@@ -196,7 +196,7 @@ impl Shared {
         };
         let mut state = self.state();
         let (asked, until, buckets) = (state.asked, state.paused, state.buckets.len());
-        let known = state.buckets.entry(bucket).or_insert(Scope { obey: new, asked });
+        let known = state.buckets.entry(bucket.clone()).or_insert(Scope { obey: new, asked });
         known.asked = asked;
         let to = known.obey.clone();
         let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
@@ -207,26 +207,27 @@ impl Shared {
         if let Some(clock) = self.clock.get().filter(|_| is_new && !was_here) {
             panic.catch(|| to.pause_until(Some(until), clock.now()));
         }
-        panic.catch(|| self.forget_idle(|state| &mut state.buckets));
+        panic.catch(|| self.forget_idle(&bucket, |state| &mut state.buckets));
         to
     }
 
-    /// Forgets half of these scopes if there are more than `most`. So this is rare, and its cost is
-    /// small when spread over all added scopes.
-    fn forget_idle(&self, of: impl Fn(&mut State) -> &mut HashMap<String, Scope>) {
+    /// Forgets half of these scopes, besides the one with the name `added`, if there are more than
+    /// `most`. So this is rare, and its cost is small when spread over all added scopes.
+    fn forget_idle(&self, added: &str, of: impl Fn(&mut State) -> &mut HashMap<String, Scope>) {
         let mut ranked: Vec<_> = {
             let mut state = self.state();
             let scopes = of(&mut state);
             if scopes.len() <= self.most {
                 return;
             }
-            scopes.iter().map(|(name, scope)| (Rank::default(), name.clone(), scope.clone())).collect()
+            let others = scopes.iter().filter(|(name, _)| *name != added);
+            others.map(|(name, scope)| (Rank::default(), name.clone(), scope.clone())).collect()
         };
         // Without the lock, because a clock is user code.
         for (rank, _, scope) in &mut ranked {
-            *rank = scope.rank();
+            *rank = (scope.obey.is_busy(), scope.obey.is_paused(), scope.asked);
         }
-        let kept = self.most.div_ceil(2);
+        let kept = self.most / 2;
         ranked.select_nth_unstable_by_key(kept, |(rank, ..)| std::cmp::Reverse(*rank));
         let mut state = self.state();
         let scopes = of(&mut state);
@@ -291,15 +292,9 @@ impl ScopeRef {
     }
 }
 
-/// The priority for keeping a scope: whether it has calls in flight, whether it pauses, and when it
-/// was last requested.
+/// The priority for keeping a scope: whether it has calls in flight or waiting, whether it pauses,
+/// and when it was last requested.
 type Rank = (bool, bool, u64);
-
-impl Scope {
-    fn rank(&self) -> Rank {
-        (self.obey.in_flight() > 0, self.obey.is_paused(), self.asked)
-    }
-}
 
 impl fmt::Debug for Scopes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
