@@ -214,3 +214,17 @@ fn no_refusal_asks_to_retry_at_once() {
     assert_eq!(headers["retry-after"], "1");
     assert_eq!(write::retry_after(Duration::ZERO), "1");
 }
+
+/// Bug: the reset and the `Retry-After` are one number of seconds, and the reader took both for
+/// milliseconds, because each seemed to confirm the other.
+#[test]
+fn a_refusal_of_round_days_is_read_in_seconds() {
+    for seconds in [60_000, 180_000, 101_000, 600_000] {
+        let (wait, mut headers) = (Duration::from_secs(seconds), HeaderMap::new());
+        let limit = Limit::new("month", 10).unwrap().remaining(0);
+        write::refused(&[limit], wait, Format::XRateLimit, &mut headers);
+        let response = Reader::auto().read(StatusCode::TOO_MANY_REQUESTS, &headers);
+        assert_eq!(response.retry_after, Some(When::In(wait)));
+        assert_eq!(response.limits[0].reset, Some(When::In(wait)));
+    }
+}

@@ -27,7 +27,7 @@ pub enum Numbers {
     /// seconds from now. A number of seconds that is longer than the window of its limit, or than a
     /// month if the window is unknown, is read as milliseconds. If the window is unknown, so is
     /// a multiple of 60,000, and from 100,000 on a multiple of 1000 that is not whole hours in
-    /// seconds.
+    /// seconds, unless `Retry-After` is the same number.
     #[default]
     Guess,
     /// Seconds from now.
@@ -106,7 +106,10 @@ impl Clock {
                 // milliseconds.
                 let beside = matches!(self.retry_after, Some(When::In(wait))
                     if number.whole >= 1000 && milliseconds.abs_diff(wait) <= SECOND);
-                let round = window.is_none() && is_round_in_milliseconds(number.whole);
+                // A `Retry-After` of the same number is in seconds, and so is the reset.
+                let same = matches!(self.retry_after, Some(When::In(wait))
+                    if seconds.abs_diff(wait) <= SECOND);
+                let round = window.is_none() && !same && is_round_in_milliseconds(number.whole);
                 within(if misread || beside || round { MILLISECOND } else { SECOND })
             }
         }
