@@ -1081,3 +1081,18 @@ fn a_reset_of_all_windows_is_no_limit_of_its_own() {
     let retry = [claude[0], claude[1], claude[2], DATE, ("retry-after", "7")];
     assert_eq!(pause(&read(429, &retry)), for_seconds(7));
 }
+
+/// Bug: a reader that knows the numbers of its API read a long `Retry-After` in milliseconds.
+#[test]
+fn a_reader_that_knows_its_numbers_does_not_guess_the_retry() {
+    let pairs = headers(&[("ratelimit", "\"default\";r=0;t=3"), ("retry-after", "3000")]);
+    let known = [Reader::of(Vendor::Cloudflare), Reader::auto().numbers(Numbers::Seconds)];
+    for reader in known {
+        let response = reader.read(StatusCode::TOO_MANY_REQUESTS, &pairs);
+        assert_eq!(response.retry_after, seconds(3000.0));
+    }
+    for reader in [Reader::auto(), Reader::of(Vendor::Discord)] {
+        let response = reader.read(StatusCode::TOO_MANY_REQUESTS, &pairs);
+        assert_eq!(response.retry_after, seconds(3.0));
+    }
+}

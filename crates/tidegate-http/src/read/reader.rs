@@ -30,7 +30,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Reads what a response reports about limits.
 ///
 /// [`Reader::auto`] works for nearly every API. A reader of a [`Vendor`] knows what the vendor's
-/// numbers mean and does not have to guess.
+/// numbers mean, if its documentation says so, and does not have to guess.
 ///
 /// No header makes a reader panic. A response with very many headers is read in part. Text that
 /// cannot be read is ignored.
@@ -142,7 +142,12 @@ impl Reader {
         let (mut found, overall) = groups.finish(retry_after);
         limits.append(&mut found);
         limits.truncate(MAX_LIMITS);
-        if !other_retry {
+        // A `Retry-After` is in seconds. Discord's was not before version 8 of its API.
+        let guesses = match self.numbers {
+            Some(numbers) => numbers == Numbers::Guess,
+            None => numbers == Numbers::Guess || vendor == Some(Vendor::Discord),
+        };
+        if guesses && !other_retry {
             retry_after = retry_after.map(|when| by_the_resets(when, &limits));
         }
 
