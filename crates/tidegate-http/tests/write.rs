@@ -228,3 +228,15 @@ fn a_refusal_of_round_days_is_read_in_seconds() {
         assert_eq!(response.limits[0].reset, Some(When::In(wait)));
     }
 }
+
+/// Bug: two policies with equal numbers were read as one if the name of one was the beginning of
+/// the name of the other.
+#[test]
+fn policies_with_equal_numbers_are_read_as_two() {
+    let limit = |name| Limit::new(name, 100).unwrap().window(MINUTE).remaining(99).reset(MINUTE);
+    let mut headers = HeaderMap::new();
+    write::granted(&[limit("user"), limit("user-write")], Format::Draft, &mut headers);
+    let response = Reader::auto().read(StatusCode::OK, &headers);
+    let names: Vec<_> = response.limits.iter().map(|limit| limit.name.as_deref()).collect();
+    assert_eq!(names, [Some("user"), Some("user-write")]);
+}

@@ -21,7 +21,7 @@ pub(super) struct Found {
 pub(super) fn merge(found: Vec<Found>) -> (Vec<ServerLimit>, Option<When>) {
     let mut found = join_labels(join_spellings(found));
     let overall = take_overall(&mut found);
-    (join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::has_values)), overall)
+    (join_equal(found.into_iter().filter(|one| one.limit.has_values())), overall)
 }
 
 /// Removes limits with only a reset whose label is a part of the label of a limit with counts, and
@@ -103,23 +103,29 @@ fn is_part(label: &str, of: &str) -> bool {
     of.strip_prefix(label).is_some_and(|rest| rest.starts_with('-'))
 }
 
-/// Joins limits with equal counts if one of them has no name or a part of the other's name.
-fn join_equal(limits: impl Iterator<Item = ServerLimit>) -> Vec<ServerLimit> {
-    let mut merged: Vec<ServerLimit> = Vec::new();
-    for limit in limits {
-        let same = |m: &&mut ServerLimit| {
-            let counted = m.limit.is_some() && m.limit == limit.limit && m.remaining == limit.remaining;
-            let related = match (&m.name, &limit.name) {
-                (Some(a), Some(b)) => is_part(a, b) || is_part(b, a),
+/// Joins limits with equal counts if one of them has no name or a part of the other's name. Only
+/// labels have parts: two names that are values of headers, such as those of the policies of the
+/// draft, are two limits.
+fn join_equal(limits: impl Iterator<Item = Found>) -> Vec<ServerLimit> {
+    let mut merged: Vec<Found> = Vec::new();
+    for one in limits {
+        let Found { label, limit, .. } = &one;
+        let same = |m: &&mut Found| {
+            let other = &m.limit;
+            let counted =
+                other.limit.is_some() && other.limit == limit.limit && other.remaining == limit.remaining;
+            let related = match (&other.name, &limit.name) {
+                (Some(a), Some(b)) if *a == m.label || b == label => is_part(a, b) || is_part(b, a),
+                (Some(_), Some(_)) => false,
                 _ => true,
             };
-            m.agrees(&limit) && ((counted && limit.remaining.is_some() && related) || **m == limit)
+            other.agrees(limit) && ((counted && limit.remaining.is_some() && related) || other == limit)
         };
         match merged.iter_mut().find(same) {
-            Some(other) => other.absorb(limit),
-            None => merged.push(limit),
+            Some(other) => other.limit.absorb(one.limit),
+            None => merged.push(one),
         }
     }
     merged.truncate(MAX_LIMITS);
-    merged
+    merged.into_iter().map(|one| one.limit).collect()
 }
