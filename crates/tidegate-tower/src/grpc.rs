@@ -65,10 +65,11 @@ fn code(status: StatusCode) -> u16 {
     }
 }
 
-/// Rounds up, within the 31 bits that implementations read.
+/// Rounds up, within the 31 bits that implementations read. At least 1, because 0 would make all
+/// refused clients retry at once.
 fn milliseconds_up(wait: Duration) -> u32 {
     let milliseconds = wait.as_nanos().div_ceil(1_000_000);
-    u32::try_from(milliseconds).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs())
+    u32::try_from(milliseconds).unwrap_or(u32::MAX).clamp(1, i32::MAX.unsigned_abs())
 }
 
 /// Encodes the percent sign and all bytes that are not printable ASCII as `%XX`.
@@ -114,6 +115,10 @@ mod tests {
         ] {
             assert_eq!(message(refusal), (message_text.to_owned(), "195".to_owned()));
         }
+        // Bug: the pushback of a wait of zero was "retry at once".
+        let zero = message(Refusal::Unavailable { retry_after: Nanos::ZERO });
+        let text = "the service cannot decide about the request now, retry after 1ms";
+        assert_eq!(zero, (text.to_owned(), "1".to_owned()));
         let never = Refusal::Paused { retry_after: Nanos::MAX };
         assert_eq!(message(never).0, "limit: paused until the pause is ended");
         // The message revealed how many keys the limiter keeps, and the names of its limits.
@@ -125,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_rounded_up_to_milliseconds() {
-        assert_eq!(milliseconds_up(Duration::ZERO), 0);
+        assert_eq!(milliseconds_up(Duration::ZERO), 1);
         assert_eq!(milliseconds_up(Duration::from_nanos(1)), 1);
         assert_eq!(milliseconds_up(Duration::from_millis(7)), 7);
         assert_eq!(milliseconds_up(Duration::MAX), 0x7fff_ffff);
