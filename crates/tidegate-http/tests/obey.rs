@@ -1836,3 +1836,18 @@ fn a_new_scope_stays() {
     assert!(hosts.of("new").try_acquire().is_err());
     drop(busy);
 }
+
+/// Bug: a limit of zero hid the other limits of its response from the pace.
+#[test]
+fn a_pace_learns_beside_a_limit_of_zero() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+    let paced = limiter.clone();
+    let pace = Pace::between(Rate::ZERO, Rate::per_second(100), move |rate| paced.set_rate(rate)).learn();
+    let api = Obey::with_options(limiter.clone(), options(&clock).pace(pace));
+    obey(&mut api.begin(1), 200, &[("ratelimit-policy", "\"a\";q=0;w=60, \"b\";q=600;w=60")]);
+    assert_eq!(limiter.status().rate, Rate::per_second(10));
+    // A refusal keeps a limit of zero.
+    obey(&mut api.begin(1), 429, &[("ratelimit-policy", "\"a\";q=0;w=60, \"b\";q=300;w=60")]);
+    assert_eq!(limiter.status().rate, Rate::per_second(5));
+}

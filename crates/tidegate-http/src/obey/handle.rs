@@ -509,7 +509,9 @@ impl Obey {
             };
             let reported = response.limits.iter().zip(counts).filter(|(_, count)| count.is_some_and(is_of));
             let reported = reported.filter_map(|(limit, _)| Some(limit.limit? / limit.window?.as_secs_f64()));
-            if let Some(reported) = reported.reduce(f64::min).filter(|_| response.trusted) {
+            // A reported limit of zero may mean that there is none, and no rate would follow it.
+            let lowest = reported.filter(|reported| *reported > 0.0).reduce(f64::min);
+            if let Some(reported) = lowest.filter(|_| response.trusted) {
                 panic.catch(|| pacing.learn(now, reported));
             }
         }

@@ -160,10 +160,9 @@ impl Pacing {
         &self.pace
     }
 
-    /// Learns that the server reports a limit of `reported` permits per second.
+    /// Learns that the server reports a limit of `reported` permits per second, which is positive.
     pub(super) fn learn(&self, now: Nanos, reported: f64) {
-        // A reported limit of zero may mean that there is none, and no rate would follow it.
-        if !self.pace.learns || reported.is_nan() || reported <= 0.0 {
+        if !self.pace.learns {
             return;
         }
         let reported = reported.clamp(self.pace.floor, self.pace.ceiling);
