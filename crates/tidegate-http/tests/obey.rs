@@ -1851,3 +1851,44 @@ fn a_pace_learns_beside_a_limit_of_zero() {
     obey(&mut api.begin(1), 429, &[("ratelimit-policy", "\"a\";q=0;w=60, \"b\";q=300;w=60")]);
     assert_eq!(limiter.status().rate, Rate::per_second(5));
 }
+
+/// Bug: a limiter that another response had made unnecessary was dropped under the lock of the
+/// scopes, so user code that runs in the drop and uses the scopes blocked for ever.
+#[test]
+fn a_limiter_that_is_not_needed_is_dropped_without_the_lock() {
+    struct UsesScopes(std::sync::Arc<std::sync::OnceLock<Scopes>>);
+
+    impl Drop for UsesScopes {
+        fn drop(&mut self) {
+            self.0.get().map(Scopes::len);
+        }
+    }
+
+    let (clock, routes) = (ManualClock::new(), std::sync::Arc::<std::sync::OnceLock<Scopes>>::default());
+    let to_bucket = |route: &str, bucket| {
+        let routes = routes.get().unwrap();
+        obey(&mut routes.of(route).begin(1), 200, &[("x-ratelimit-bucket", bucket)]);
+    };
+    let of_make = routes.clone();
+    let made = std::sync::atomic::AtomicUsize::new(0);
+    let make = move |_: &str| {
+        // The third limiter is for the bucket "y", which meanwhile gets another one.
+        if made.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 2 {
+            let other = of_make.get().unwrap().of("other");
+            obey(&mut other.begin(1), 200, &[("x-ratelimit-bucket", "y")]);
+        }
+        let uses_scopes = UsesScopes(of_make.clone());
+        let is_refusal = move |_: StatusCode, _: &HeaderMap| {
+            let _ = &uses_scopes;
+            false
+        };
+        let limiter = RateLimiter::with_clock(Unlimited, clock.clone());
+        Obey::with_options(limiter, options(&clock).refusal(is_refusal))
+    };
+    let bucket =
+        |_: &str, headers: &HeaderMap| Some(headers.get("x-ratelimit-bucket")?.to_str().ok()?.into());
+    routes.set(Scopes::new(100, make).by_bucket(bucket)).unwrap();
+    to_bucket("a", "x");
+    to_bucket("other", "z");
+    to_bucket("a", "y");
+}

@@ -22,8 +22,9 @@ use super::handle::Obey;
 ///
 /// Some servers report the bucket that counts a route, and several routes can share a bucket. With
 /// [`by_bucket`](Scopes::by_bucket), a route begins with its own limiter. When a response reports
-/// the route's bucket, the limiter becomes the limiter of the bucket, or the route moves to the
-/// limiter that the bucket already has. A call that is waiting at the route's old limiter gets its
+/// the route's bucket, the route moves to the limiter that the bucket already has. If the bucket is
+/// new, the route's limiter becomes the limiter of the bucket; if that limiter is already the one
+/// of another bucket, the new bucket gets a limiter of its own. A call that is waiting at the route's old limiter gets its
 /// permits there, and then waits its turn at the limiter of the bucket. So it obeys what the server
 /// reports about the bucket.
 ///
@@ -106,7 +107,9 @@ pub(super) struct ScopeRef {
 }
 
 impl Scopes {
-    /// Creates an empty set of at most `most` scopes; `make` creates the limiter of each scope.
+    /// Creates an empty set of at most `most` scopes; `make` creates the limiter of each scope. With
+    /// [buckets](Scopes#buckets) it also creates the limiter of a new bucket, from the name of a
+    /// route.
     #[must_use]
     pub fn new(most: usize, make: impl Fn(&str) -> Obey + Send + Sync + 'static) -> Self {
         Self::with(most, Arc::new(make), None)
@@ -187,28 +190,34 @@ impl Shared {
         obey
     }
 
-    /// Moves a route to the limiter of its bucket, and returns that limiter.
-    fn move_to(&self, route: &str, bucket: String, from: &Obey, panic: &mut FirstPanic) -> Obey {
-        let new = match self.state().needs_limiter(&bucket, from) {
+    /// Moves a route to the limiter of its bucket, and returns that limiter. Returns `None` if `make`
+    /// panics.
+    fn move_to(&self, route: &str, bucket: &str, from: &Obey, panic: &mut FirstPanic) -> Option<Obey> {
+        let (mut made, mut state) = (None, self.state());
+        if state.needs_limiter(bucket, from) {
+            drop(state);
             // Without the lock, because `make` is user code.
-            true => (self.make)(route),
-            false => from.clone().without_scope_ref(),
-        };
-        let mut state = self.state();
-        let (asked, until, buckets) = (state.asked, state.paused, state.buckets.len());
-        let known = state.buckets.entry(bucket.clone()).or_insert(Scope { obey: new, asked });
+            made = Some(panic.catch(|| (self.make)(route))?);
+            state = self.state();
+        }
+        let (asked, until) = (state.asked, state.paused);
+        let is_new = !state.buckets.contains_key(bucket);
+        if is_new {
+            let obey = made.take().unwrap_or_else(|| from.clone().without_scope_ref());
+            state.buckets.insert(bucket.to_owned(), Scope { obey, asked });
+        }
+        let known = state.buckets.get_mut(bucket)?;
         known.asked = asked;
         let to = known.obey.clone();
         let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
-        let is_new = state.buckets.len() > buckets;
         drop(state);
         // A pause of all scopes has reached a limiter that a route or a bucket had.
         let was_here = left.is_some_and(|left| left.is_same(&to));
         if let Some(clock) = self.clock.get().filter(|_| is_new && !was_here) {
             panic.catch(|| to.pause_until(Some(until), clock.now()));
         }
-        panic.catch(|| self.forget_idle(&bucket, |state| &mut state.buckets));
-        to
+        panic.catch(|| self.forget_idle(bucket, |state| &mut state.buckets));
+        Some(to)
     }
 
     /// Forgets half of these scopes, besides the one with the name `added`, if there are more than
@@ -271,7 +280,7 @@ impl ScopeRef {
         let scopes = self.scopes.upgrade()?;
         let bucket_of = scopes.bucket.as_ref()?;
         let bucket = panic.catch(|| bucket_of(&self.route, headers))??;
-        let to = scopes.move_to(&self.route, bucket, from, panic);
+        let to = scopes.move_to(&self.route, &bucket, from, panic)?;
         (!to.is_same(from)).then(|| to.with_scope_ref(self.clone()))
     }
 
