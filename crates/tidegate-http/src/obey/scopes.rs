@@ -24,9 +24,9 @@ use super::handle::Obey;
 /// [`by_bucket`](Scopes::by_bucket), a route begins with its own limiter. When a response reports
 /// the route's bucket, the route moves to the limiter that the bucket already has. If the bucket is
 /// new, the route's limiter becomes the limiter of the bucket; if that limiter is already the one
-/// of another bucket, the new bucket gets a limiter of its own. A call that is waiting at the route's old limiter gets its
-/// permits there, and then waits its turn at the limiter of the bucket. So it obeys what the server
-/// reports about the bucket.
+/// of another bucket, the new bucket gets a limiter of its own. A call that is waiting at the
+/// route's old limiter gets its permits there, and then waits its turn at the limiter of the
+/// bucket. So it obeys what the server reports about the bucket.
 ///
 /// # Examples
 ///
