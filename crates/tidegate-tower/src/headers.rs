@@ -88,7 +88,7 @@ fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> 
 /// | the fields of the draft, and `RateLimit-Policy` of older ones | both lists |
 /// | the state in another format | the state of the tighter limit only; of equal ones, the state that lasts longer |
 /// | `RateLimit-Limit` of [`Format::Draft03`] | the tighter limit, and the policies of both |
-/// | `Retry-After`, and a state that cannot be compared | the existing headers stay |
+/// | `Retry-After`, even if an added limit is exhausted for longer; a state that cannot be compared | the existing headers stay |
 fn merge(format: Option<Format>, headers: &mut HeaderMap, add: impl FnOnce(&mut HeaderMap)) {
     let is_limit_header = |name: &HeaderName| name == RETRY_AFTER || name.as_str().contains("ratelimit");
     if !headers.keys().any(is_limit_header) {

@@ -214,6 +214,8 @@ impl<L: Limit> RateLimitLayer<L> {
     /// Sets the response to a refused request. The layer adds the `RateLimit` headers and
     /// `Retry-After`. Where the response already has such headers, `Retry-After` stays, a list of
     /// limits has the limits of both, and the state of one limit becomes that of the tighter limit.
+    /// So behind several layers, `Retry-After` is of the limit that refused, or of the service. It
+    /// can end before the reset of a limit of an outer layer that the request exhausted.
     ///
     /// The default is the response of [`Refused::to_response`].
     ///
