@@ -250,11 +250,14 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
         name.eq_ignore_ascii_case(b"for").then_some(value)
     });
     let value = found.next().filter(|_| found.next().is_none())?;
-    match value.strip_prefix(b"\"") {
+    let value = match value.strip_prefix(b"\"") {
         // No address has a character that needs a backslash.
-        Some(quoted) => node(quoted.strip_suffix(b"\"")?),
-        None => node(value),
-    }
+        Some(quoted) => quoted.strip_suffix(b"\"")?,
+        None => value,
+    };
+    // A proxy may write an obfuscated port: `203.0.113.7:_port`.
+    let port = value.windows(2).position(|bytes| bytes == b":_");
+    node(port.map_or(value, |at| &value[..at]))
 }
 
 /// Parses an address with or without a port: `203.0.113.7:80`, `[2001:db8::7]:80`, `2001:db8::7`.

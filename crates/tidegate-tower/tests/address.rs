@@ -129,6 +129,10 @@ fn forwarded_of_rfc_7239_is_read() {
         ("for=203.0.113.7;proto=http;by=10.0.0.1", "203.0.113.7"),
         ("proto=http; For=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17"),
         ("for=1.1.1.1, for=203.0.113.7", "203.0.113.7"),
+        // Bug: an address with an obfuscated port was no address, so all clients had one key.
+        ("for=\"203.0.113.7:_port.1\"", "203.0.113.7"),
+        ("for=\"[2001:db8:cafe::17]:_a\"", "2001:db8:cafe::17"),
+        ("for=_hidden", "10.0.0.1"),
         ("host=\"a, for=1.1.1.1\";for=203.0.113.7", "203.0.113.7"),
         // A client opened a quote, and a proxy added an element to the right of it.
         ("for=\"1.1.1.1, for=203.0.113.7", "203.0.113.7"),
