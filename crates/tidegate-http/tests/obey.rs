@@ -1892,3 +1892,18 @@ fn a_limiter_that_is_not_needed_is_dropped_without_the_lock() {
     to_bucket("other", "z");
     to_bucket("a", "y");
 }
+
+/// Bug: an error of gRPC, whose HTTP status is 200, counted as a success.
+#[test]
+fn an_error_of_a_grpc_server_is_no_success() {
+    let world = world();
+    for (grpc_status, paused_for) in [("14", 2), ("5", 1), ("0", 1)] {
+        world.api.forget();
+        world.respond(429, &[]);
+        world.clock.advance(secs(2));
+        // An error of the server ends no row of refusals.
+        world.respond(200, &[("grpc-status", grpc_status)]);
+        world.respond(429, &[]);
+        assert_eq!(world.paused_for(), secs(paused_for), "{grpc_status}");
+    }
+}

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Grant, Nanos, Refusal};
 
 use super::call::{Call, Held, Obeyed};
@@ -428,7 +428,7 @@ impl Obey {
             None => options.reader.read(status, headers),
         };
         response.refused |= options.is_refusal(status, headers);
-        let is_success = !status.is_server_error();
+        let is_success = !status.is_server_error() && !is_grpc_error(headers);
         let mut panic = FirstPanic::default();
         let moved = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self, &mut panic));
         if let Some(bucket) = moved {
@@ -593,6 +593,13 @@ fn or_empty(result: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRef
 /// Returns whether the request asked for no permits. Such a request cannot be refused.
 fn is_zero_permits(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
+}
+
+/// Returns whether the response is an error of a gRPC server: UNKNOWN, DEADLINE_EXCEEDED,
+/// RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE or DATA_LOSS. Its HTTP status is 200.
+fn is_grpc_error(headers: &HeaderMap) -> bool {
+    let status = headers.get("grpc-status").map(HeaderValue::as_bytes);
+    matches!(status, Some(b"2" | b"4" | b"8" | b"13" | b"14" | b"15"))
 }
 
 /// Drops absolute timestamps, which a reader leaves only if the response has no `Date`. The clock
