@@ -69,6 +69,11 @@ where
             }
             InnerProjection::Service { mut body, hold } => {
                 let frame = ready!(body.as_mut().poll_frame(context));
+                if let Some(Ok(frame)) = &frame
+                    && let Some(trailers) = frame.trailers_ref()
+                {
+                    hold.obey_trailers(trailers);
+                }
                 // A server may stop polling a body that reports its end.
                 if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
                     hold.end();

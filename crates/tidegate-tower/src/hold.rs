@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use http::{HeaderMap, StatusCode};
 use tidegate::{AllPermits, AllRequest, AnyReservation};
 use tidegate_http::obey::Call;
 
@@ -20,8 +21,8 @@ enum Held {
     /// An estimate, and the permits that were used if they are known. Otherwise the estimate is the
     /// cost. The lock is never taken: it only lets threads share the body that keeps the estimate.
     Estimate(Box<(Mutex<AnyReservation>, Option<Used>)>),
-    /// Kept for its drop.
-    Call(#[expect(dead_code)] Box<Call>),
+    /// Kept for its drop, and for trailers.
+    Call(Box<Call>),
 }
 
 /// The permits that a call has used.
@@ -54,6 +55,15 @@ impl Hold {
     pub(crate) fn settle(&mut self, used: Used) {
         if let Held::Estimate(estimate) = &mut self.0 {
             estimate.1 = Some(used);
+        }
+    }
+
+    /// Obeys the trailers of a gRPC response, if it is an error. The headers were obeyed before.
+    pub(crate) fn obey_trailers(&mut self, trailers: &HeaderMap) {
+        if let Held::Call(call) = &mut self.0
+            && trailers.get("grpc-status").is_some_and(|status| status != "0")
+        {
+            call.obey(StatusCode::OK, trailers);
         }
     }
 

@@ -25,8 +25,8 @@ use crate::service::take_ready;
 /// clones, share its limits.
 ///
 /// A request waits until its permits are available. The layer obeys the response: `Retry-After`,
-/// the headers of many vendors and the pushback of gRPC pause the limiter or lower its available
-/// permits, for all waiting requests. See [`obey`](tidegate_http::obey).
+/// the headers of many vendors and the pushback of gRPC, in headers or trailers, pause the limiter
+/// or lower its available permits, for all waiting requests. See [`obey`](tidegate_http::obey).
 ///
 /// | method | limits |
 /// |---|---|

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tidegate::{AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, Unlimited};
@@ -229,4 +229,27 @@ async fn a_client_of_tonic_obeys_the_pushback_of_a_server() {
         clock.advance(Duration::from_millis(1200));
     }
     check().await.unwrap();
+}
+
+/// Bug: a refusal in the trailers of gRPC was not obeyed.
+#[tokio::test]
+async fn a_pushback_in_the_trailers_of_grpc_pauses() {
+    for (status, pushback, paused_for) in [("8", "30000", 30), ("14", "7000", 7), ("0", "30000", 0)] {
+        let clock = ManualClock::new();
+        let limiter = bucket(10, &clock);
+        let trailers = [("grpc-status", status), ("grpc-retry-pushback-ms", pushback)];
+        let trailers = HeaderMap::from_iter(trailers.map(|(name, value)| {
+            (name.parse::<header::HeaderName>().unwrap(), value.parse::<header::HeaderValue>().unwrap())
+        }));
+        let inner = service_fn(move |_: Request<()>| {
+            let trailers = trailers.clone();
+            let body = Full::new(Bytes::from("data")).with_trailers(async { Some(Ok(trailers)) });
+            std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+        });
+        let layer = ObeyLayer::new(obey(limiter.clone(), &clock));
+        let answer = layer.layer(inner).oneshot(Request::default()).await.unwrap();
+        assert_eq!(limiter.status().paused_for, Duration::ZERO);
+        answer.into_body().collect().await.unwrap();
+        assert_eq!(limiter.status().paused_for, Duration::from_secs(paused_for), "{status}");
+    }
 }
