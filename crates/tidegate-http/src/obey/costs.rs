@@ -25,7 +25,8 @@ pub(super) struct Load(Vec<u64>);
 
 impl Load {
     /// Creates the load of one call with this request, which got `got` permits of each limit that
-    /// it does not name. `members` are the names of the members.
+    /// it does not name. `members` are the names of the members. The default cost of a member is
+    /// unknown, so a member with one counts `got`, too.
     pub(super) fn new(request: &AllRequest<'_>, got: u32, members: &[String]) -> Load {
         let of = |member: &String| u64::from(request.cost_of(member).unwrap_or(got));
         Load(std::iter::once(1).chain(members.iter().map(of)).collect())

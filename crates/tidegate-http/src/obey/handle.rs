@@ -24,6 +24,15 @@ use crate::read::ResponseLimits;
 /// A call begins with [`acquire`](Obey::acquire) and ends with [`Call::obey`]. See the
 /// [module](crate::obey).
 ///
+/// # Default costs
+///
+/// A call counts with the costs that its request names, and otherwise with the number of permits
+/// that it got of each limit that it does not name. The [default
+/// costs](tidegate::AllOf::default_cost) of an `AllOf` are unknown here: a call that does not name
+/// such a limit is charged its default cost, but counts as one permit in what the server reports
+/// about the limit. So a request of an `AllOf` with default costs should name them, as in
+/// `[("tokens", 1000)]`.
+///
 /// # Fairness and cancel safety
 ///
 /// Like those of the limiter, except that a call waits a second time, at the end of the queue, in
