@@ -138,15 +138,16 @@ impl<L: Limit> PendingAdmission<L> {
                 }
                 PendingAdmission::Decided => panic!("polled after it was ready"),
             };
-            let decision = gate.decide(needs, key, answer);
-            let PendingAdmission::Reserve(_, reservation) =
+            let mut decision = gate.decide(needs, key, answer);
+            // A request that passes in shadow mode without permits has no estimate.
+            if let PendingAdmission::Reserve(_, reservation) =
                 std::mem::replace(self, PendingAdmission::Decided)
-            else {
-                return Poll::Ready(decision);
-            };
-            return Poll::Ready(
-                decision.map(|admission| Admission { hold: Hold::estimate(reservation), ..admission }),
-            );
+                && let Ok(admission) = &mut decision
+                && admission.shadowed.is_none()
+            {
+                admission.hold = Hold::estimate(reservation);
+            }
+            return Poll::Ready(decision);
         }
     }
 

@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::future::ready;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tidegate::{
     Limiter, Nanos, Pause, Rate, Refusal, Request, Reserved, Status,
 };
 use tidegate_http::obey::Obey;
-use tidegate_tower::RateLimitLayer;
+use tidegate_tower::{Limit, RateLimitLayer, Refused};
 use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -487,4 +488,62 @@ async fn streams_and_readers_wait_for_it() {
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes).await.unwrap();
     assert_eq!((bytes.len(), begin.elapsed()), (5, 300 * MS));
+}
+
+/// A limiter whose reservations are refused when they are polled, as those over a network are, and
+/// whether one was settled.
+#[derive(Clone, Debug, Default)]
+struct RefusesLate(Arc<AtomicBool>);
+
+impl Limit for RefusesLate {
+    type Key = ();
+    type Ask = Request;
+
+    fn try_acquire(&self, (): &(), _: &Request) -> Result<AllPermits, AllRefusal> {
+        Err(Refusal::Displaced.into())
+    }
+
+    fn acquire(&self, (): &(), ask: &Request) -> AcquireAny {
+        AcquireAny::ready(self.try_acquire(&(), ask))
+    }
+
+    fn reserve(&self, (): &(), _: &Request) -> Result<AnyReservation, AllRefusal> {
+        Ok(AnyReservation::new(self.clone()))
+    }
+
+    fn status(&self, (): &()) -> Option<AllStatus> {
+        None
+    }
+}
+
+impl Future for RefusesLate {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(Err(Refusal::Displaced.into()))
+    }
+}
+
+impl Reserved for RefusesLate {
+    fn due_in(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn settle(self: Box<Self>, _: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.0.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Bug: in shadow mode, a reservation that was refused late was charged the actual cost.
+#[tokio::test]
+async fn a_request_without_permits_is_not_charged_in_shadow_mode() {
+    let limiter = RefusesLate::default();
+    let layer = RateLimitLayer::new(limiter.clone()).shadow().settle(|_| Some(5));
+    let service = service_fn(async |request: HttpRequest<String>| {
+        assert!(request.extensions().get::<Refused>().is_some());
+        Ok::<_, Infallible>(Response::new(request.into_body()))
+    });
+    drop(layer.layer(service).oneshot(HttpRequest::default()).await.unwrap());
+    assert!(!limiter.0.load(Ordering::Relaxed));
 }
