@@ -71,8 +71,9 @@ pin_project! {
     /// # Cancel safety
     ///
     /// If the future of a send is dropped before the item was accepted, the sink keeps its position
-    /// in the queue. Dropping, flushing or closing the sink gives back a permit that no item has
-    /// used. If a ready sink is flushed and then accepts an item, the item owes its whole cost.
+    /// in the queue. Dropping, flushing or closing the sink gives up that position, or gives back a
+    /// permit that no item has used. If a ready sink is flushed and then accepts an item, the item
+    /// owes its whole cost.
     ///
     /// # Fairness
     ///

@@ -1809,8 +1809,8 @@ fn a_call_whose_beginning_panics_gives_back_its_permits() {
     }
 }
 
-/// Bug: a scope without calls in flight was forgotten although calls waited, and a newcomer overtook
-/// them at a new limiter.
+/// Bug: a scope without calls in flight was forgotten although calls waited, and a newcomer
+/// overtook them at a new limiter.
 #[test]
 fn a_scope_whose_calls_wait_stays() {
     let clock = ManualClock::new();

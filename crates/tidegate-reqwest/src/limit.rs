@@ -26,8 +26,13 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 /// | [`per_host`](RateLimit::per_host) | the requests to each host |
 /// | [`per`](RateLimit::per) | the requests of each route, token, or whatever else a server counts by |
 ///
-/// A redirect that reqwest follows is part of its request, and costs nothing. A response of another
-/// host is not obeyed. A retry is a new request: it waits its turn, and costs its permits again.
+/// A redirect that reqwest follows is part of its request, and costs nothing. So is a retry that
+/// reqwest itself makes, by the policy of its `ClientBuilder::retry` or because the protocol
+/// refused the request: only the last response is obeyed. A retry by a middleware before this one,
+/// or by the program, is a new request: it waits its turn, and costs its permits again.
+///
+/// A response is obeyed only if its host is that of the request as this middleware sees it. So put
+/// a middleware that changes the host, such as one that adds a base address, before this one.
 ///
 /// # When a call is over
 ///

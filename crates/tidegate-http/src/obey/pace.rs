@@ -101,7 +101,9 @@ impl Pace {
     }
 
     /// Lowers the rate with each refusal, and raises it while calls succeed: for servers that
-    /// report no limits. Refusals of several calls in flight together count once.
+    /// report no limits. Refusals of several calls in flight together count once. It needs a
+    /// ceiling: below [`Rate::UNLIMITED`], thousands of refusals make no rate that a limiter would
+    /// notice.
     pub fn adapt(self) -> Self {
         Self { adapts: true, ..self }
     }

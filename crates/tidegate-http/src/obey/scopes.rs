@@ -107,9 +107,9 @@ pub(super) struct ScopeRef {
 }
 
 impl Scopes {
-    /// Creates an empty set of at most `most` scopes; `make` creates the limiter of each scope. With
-    /// [buckets](Scopes#buckets) it also creates the limiter of a new bucket, from the name of a
-    /// route.
+    /// Creates an empty set of at most `most` scopes; `make` creates the limiter of each scope.
+    /// With [buckets](Scopes#buckets) it also creates the limiter of a new bucket, from the name of
+    /// a route.
     #[must_use]
     pub fn new(most: usize, make: impl Fn(&str) -> Obey + Send + Sync + 'static) -> Self {
         Self::with(most, Arc::new(make), None)
@@ -190,8 +190,8 @@ impl Shared {
         obey
     }
 
-    /// Moves a route to the limiter of its bucket, and returns that limiter. Returns `None` if `make`
-    /// panics.
+    /// Moves a route to the limiter of its bucket, and returns that limiter. Returns `None` if
+    /// `make` panics.
     fn move_to(&self, route: &str, bucket: &str, from: &Obey, panic: &mut FirstPanic) -> Option<Obey> {
         let (mut made, mut state) = (None, self.state());
         if state.needs_limiter(bucket, from) {

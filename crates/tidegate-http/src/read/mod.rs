@@ -27,8 +27,9 @@
 //! `Retry-After` of a thousand seconds or more is read in milliseconds if the exhausted limit
 //! resets after the same number of milliseconds, or if it is a multiple of a thousand and more than
 //! a hundred times as long as until the reset. A time in the past counts as zero. A negative
-//! number such as `-1`, and other text that is not a time, are ignored. A reader made by
-//! [`Reader::of`] for an API whose numbers are known does not guess.
+//! number such as `-1`, and other text that is not a time, are ignored. A reader that was given
+//! [`numbers`](Reader::numbers), or made by [`Reader::of`] for an API whose numbers are known, does
+//! not guess, except in the `Retry-After` of Discord.
 //!
 //! # Examples
 //!

@@ -30,7 +30,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Reads what a response reports about limits.
 ///
 /// [`Reader::auto`] works for nearly every API. A reader of a [`Vendor`] knows what the vendor's
-/// numbers mean, if its documentation says so, and does not have to guess.
+/// numbers mean, if they are documented, and does not have to guess.
 ///
 /// No header makes a reader panic. A response with very many headers is read in part. Text that
 /// cannot be read is ignored.
