@@ -130,10 +130,16 @@ impl Slot {
         let mut slot = lock(&self.0);
         let held = slot.as_mut().filter(|held| held.listed == Some(as_listed))?;
         if held.stage == Stage::Waits {
+            // Listed anew first: the limiter may run a waker or an observer that panics.
+            let listed = idle.add(self, Stage::Waits, due);
+            held.listed = Some(listed);
             if held.reservation.due_in().is_zero() {
                 held.stage = Stage::Due;
+                let mut list = lock(&idle.list);
+                if let Some(slot) = list.waiting.remove(&listed) {
+                    list.due.insert(listed, slot);
+                }
             }
-            held.listed = Some(idle.add(self, held.stage, due));
             return None;
         }
         slot.take().map(|held| held.reservation)

@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -13,10 +14,11 @@ use bytes::Bytes;
 use http::Response;
 use http_body_util::{BodyExt, Full};
 use tidegate::{
-    AllOf, Clock, CountingLimit, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Request, Timer,
+    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Clock, CountingLimit,
+    Grant, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request, Reserved, Timer,
     TokenBucket, TokioClock, Unlimited,
 };
-use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer, UntilResponse};
+use tidegate_tower::{Error, Limit, ReadyRateLimit, ReadyRateLimitLayer, UntilResponse};
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower::load_shed::LoadShedLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -362,6 +364,75 @@ async fn permits_go_back_after_no_time_without_a_spin() {
         let expected = if is_called { Poll::Pending } else { Poll::Ready(true) };
         assert_eq!(poll_ready(&mut second), expected);
     }
+}
+
+/// A limiter whose reservations wait for ever. The first call of `due_in` panics.
+#[derive(Clone, Debug, Default)]
+struct PanicsOnce(Arc<Asked>);
+
+#[derive(Debug, Default)]
+struct Asked {
+    due_in: AtomicU32,
+    settled: AtomicU32,
+}
+
+impl Limit for PanicsOnce {
+    type Key = ();
+    type Ask = Request;
+
+    fn try_acquire(&self, (): &(), _: &Request) -> Result<AllPermits, AllRefusal> {
+        Err(Refusal::Displaced.into())
+    }
+
+    fn acquire(&self, (): &(), ask: &Request) -> AcquireAny {
+        AcquireAny::ready(self.try_acquire(&(), ask))
+    }
+
+    fn reserve(&self, (): &(), _: &Request) -> Result<AnyReservation, AllRefusal> {
+        Ok(AnyReservation::new(self.clone()))
+    }
+
+    fn status(&self, (): &()) -> Option<AllStatus> {
+        None
+    }
+}
+
+impl Future for PanicsOnce {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Pending
+    }
+}
+
+impl Reserved for PanicsOnce {
+    fn due_in(&self) -> Duration {
+        assert!(self.0.due_in.fetch_add(1, Ordering::Relaxed) > 0, "the first call panics");
+        Duration::ZERO
+    }
+
+    fn settle(self: Box<Self>, _: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.0.settled.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Bug: after a panic of a waker or an observer that ran when the limiter was asked whether permits
+/// are due, the service with these permits never counted as idle again.
+#[test]
+fn a_service_counts_as_idle_after_a_panic() {
+    let (clock, limit) = (ManualClock::new(), PanicsOnce::default());
+    let layer = ReadyRateLimitLayer::plain(limit.clone()).idle_after_on(IDLE, clock.clone());
+    let (mut idle, mut other) = (layer.layer(echo()), layer.layer(echo()));
+    assert_eq!(poll_ready(&mut idle), Poll::Pending);
+    clock.advance(IDLE);
+    let panics = std::panic::AssertUnwindSafe(|| poll_ready(&mut other));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    for _ in 0..2 {
+        clock.advance(IDLE);
+        assert_eq!(poll_ready(&mut other), Poll::Pending);
+    }
+    assert_eq!(limit.0.settled.load(Ordering::Relaxed), 1);
 }
 
 #[test]
