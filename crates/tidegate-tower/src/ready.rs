@@ -51,6 +51,10 @@ use crate::service::take_ready;
 /// that is polled when it wakes up keeps its position: with this setting it wakes up once in the
 /// idle time.
 ///
+/// A service that waits asks the limiter whether the permits of an idle service are due. The
+/// limiter then grants the requests that are due, and so it may run wakers and observers. These
+/// must not use the idle service, which is locked meanwhile.
+///
 /// # Fairness
 ///
 /// Services become ready in the order of their first polls.
