@@ -635,6 +635,8 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
 struct Away {
     share: AnyLimiter,
     store: AnyLimiter,
+    /// How often it was paused.
+    pauses: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl Limiter for Away {
@@ -660,6 +662,7 @@ impl Limiter for Away {
     }
 
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        self.pauses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.share.pause(pause)
     }
 
@@ -705,7 +708,8 @@ fn a_store_gets_no_permits_back_that_it_did_not_grant() {
         let window = || RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(100)), clock.clone());
         let (share, store) = (window(), window());
         store.drain();
-        let away = Away { share: share.into(), store: store.clone().into() };
+        let away =
+            Away { share: share.into(), store: store.clone().into(), pauses: std::sync::Arc::default() };
         let api = Obey::with_options(AnyLimiter::new(away), options(&clock));
         let reported = [("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", "60")];
         obey(&mut api.try_acquire().unwrap(), 200, &reported);
@@ -1906,4 +1910,28 @@ fn an_error_of_a_grpc_server_is_no_success() {
         world.respond(429, &[]);
         assert_eq!(world.paused_for(), secs(paused_for), "{grpc_status}");
     }
+}
+
+/// Bug: a global refusal paused the limiter of a bucket once for each route and once for the
+/// bucket. Over a store, each pause is a message.
+#[test]
+fn a_global_refusal_pauses_each_limiter_once() {
+    let clock = ManualClock::new();
+    let pauses = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = pauses.clone();
+    let make = move |_: &str| {
+        let share = AnyLimiter::from(RateLimiter::with_clock(Unlimited, clock.clone()));
+        let away = Away { store: share.clone(), share, pauses: count.clone() };
+        Obey::with_options(AnyLimiter::new(away), options(&clock))
+    };
+    let bucket =
+        |_: &str, headers: &HeaderMap| Some(headers.get("x-ratelimit-bucket")?.to_str().ok()?.into());
+    let routes = Scopes::new(100, make).by_bucket(bucket);
+    for route in ["a", "b", "c"] {
+        obey(&mut routes.of(route).begin(1), 200, &[("x-ratelimit-bucket", "x")]);
+    }
+    let mut call = routes.of("other").begin(1);
+    obey(&mut call, 429, &[("x-ratelimit-global", "true"), ("retry-after", "30")]);
+    // The limiter of the bucket, and the limiter whose call was refused, for its own pause as well.
+    assert_eq!(pauses.load(std::sync::atomic::Ordering::Relaxed), 3);
 }

@@ -465,7 +465,12 @@ impl Obey {
     }
 
     pub(super) fn is_same(&self, other: &Obey) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+        self.id() == other.id()
+    }
+
+    /// Returns the address of the limiter, which all handles to it share.
+    pub(super) fn id(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
     }
 
     /// Obeys limits that were read from the response to a call.

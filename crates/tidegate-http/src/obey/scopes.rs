@@ -256,11 +256,11 @@ impl Shared {
         let until = now.saturating_add(wait.into());
         let mut state = self.state();
         state.paused = state.paused.max(until);
-        // The routes of a bucket may have been forgotten.
+        // The routes of a bucket may have been forgotten, and several routes can share a limiter.
         let all = state.scopes.values().chain(state.buckets.values());
-        let all: Vec<_> = all.map(|scope| scope.obey.clone()).collect();
+        let all: HashMap<usize, Obey> = all.map(|scope| (scope.obey.id(), scope.obey.clone())).collect();
         drop(state);
-        for obey in all {
+        for obey in all.into_values() {
             panic.catch(|| obey.pause_until(Some(until), now));
         }
     }
