@@ -109,19 +109,9 @@ impl Script {
     }
 }
 
-/// What a script does.
+/// What a script does, besides deciding requests and taking back bookings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Decides one request, with the permits of each part.
-    #[cfg(test)]
-    Reserve {
-        longest: Duration,
-        shadow: bool,
-    },
-    /// Gives back a booking whose time is still to come.
-    Back {
-        due: i64,
-    },
     Debit,
     /// Gives back permits of a grant whose time has come, or of no particular grant if `due` is
     /// [`NO_GRANT`]. A window that no longer counts them takes none.
@@ -145,8 +135,6 @@ pub(crate) struct Part<'a> {
     pub(crate) key: &'a str,
     pub(crate) terms: &'a Terms,
     pub(crate) permits: u64,
-    /// The value before the booking that is given back.
-    pub(crate) booking: &'a [u8],
 }
 
 /// How a script decides a request, by these numbers.
@@ -174,19 +162,6 @@ pub(crate) struct ReserveRequest {
 /// A call of a script by its hash. `now` is the time in microseconds, for tests.
 pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, parts: &[Part<'_>]) -> Cmd {
     let (name, span, flag, due) = match operation {
-        #[cfg(test)]
-        Operation::Reserve { longest, shadow } => {
-            let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
-            let mode = if shadow { Mode::Shadow } else { Mode::Normal };
-            return reserve(
-                script,
-                now,
-                parts,
-                &[],
-                &[ReserveRequest { longest, mode, wants_state: true, costs }],
-            );
-        }
-        Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
         Operation::Refund { due } => ("refund", Duration::ZERO, false, due),
         Operation::Keep => ("keep", Duration::ZERO, false, 0),
@@ -203,9 +178,6 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
     parts.iter().for_each(|part| pack(&mut numbers, exact(part.permits)));
     let mut cmd = call(script, name, parts, numbers.len());
     cmd.arg(numbers);
-    if matches!(operation, Operation::Back { .. }) {
-        parts.iter().for_each(|part| _ = cmd.arg(part.booking));
-    }
     cmd
 }
 

@@ -166,11 +166,10 @@ impl Set {
         &self,
         operation: Operation,
         costs: &[Cost],
-        before: &[Vec<u8>],
         deadline: Deadline,
         callback: impl FnOnce(Result<Reply, Away>) + Send + 'static,
     ) -> Option<Unsent> {
-        let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
+        let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs));
         let limits = self.members.len();
         let pause = match operation {
             Operation::Pause { span, .. } => Some(self.known_pause.begin(span)),
@@ -200,7 +199,7 @@ impl Set {
         if !requests.is_empty() {
             self.store.note_permit_request();
         }
-        reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests)
+        reserve(&self.script, self.store.time(), &self.parts(&[]), given_back, requests)
     }
 
     /// Makes such a call with `requests` requests.
@@ -215,11 +214,10 @@ impl Set {
         self.carry_out(cmd, deadline, move |value| Reply::read_all(value, requests, limits), callback)
     }
 
-    fn parts<'a>(&'a self, costs: &[Cost], before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
+    fn parts<'a>(&'a self, costs: &[Cost]) -> Vec<Part<'a>> {
         let part = |(i, member): (usize, &'a Member)| {
-            let booking = before.get(i).map_or(&[][..], Vec::as_slice);
             let permits = costs.get(i).map_or(0, |(n, _)| *n);
-            Part { key: &self.keys[i], terms: &member.terms, permits, booking }
+            Part { key: &self.keys[i], terms: &member.terms, permits }
         };
         self.members.iter().enumerate().map(part).collect()
     }
@@ -244,32 +242,37 @@ impl Set {
 
     /// Calls a script, without waiting for the reply.
     pub(crate) fn send_detached(&self, operation: Operation, costs: &[Cost]) {
-        drop(self.send_locked(operation, costs, &[]));
+        drop(self.send_locked(operation, costs));
     }
 
-    /// Like [`send_detached`](Set::send_detached), for a caller that holds a lock. `before` has the
-    /// values from before a booking that the call gives back.
-    pub(crate) fn send_locked(
-        &self,
-        operation: Operation,
-        costs: &[Cost],
-        before: &[Vec<u8>],
-    ) -> Option<Unsent> {
-        let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
-        let store = self.store.clone();
+    /// Like [`send_detached`](Set::send_detached), for a caller that holds a lock.
+    pub(crate) fn send_locked(&self, operation: Operation, costs: &[Cost]) -> Option<Unsent> {
+        let refunds = matches!(operation, Operation::Refund { .. });
         let deadline = if refunds { Deadline::MUST_SEND } else { Deadline::NONE };
-        self.send(operation, costs, before, deadline, move |outcome| {
+        self.send(operation, costs, deadline, self.note_lost(refunds.into()))
+    }
+
+    /// Takes back a booking, without waiting for the reply.
+    pub(crate) fn give_back(&self, booking: &GivenBack<'_>) {
+        let cmd = self.reserve(std::slice::from_ref(booking), &[]);
+        drop(self.decide(cmd, 0, Deadline::MUST_SEND, self.note_lost(1)));
+    }
+
+    /// Notes that a message was lost which gives back so many grants, unless it is carried out.
+    fn note_lost<T>(&self, refunds: usize) -> impl FnOnce(Result<T, Away>) + Send + 'static {
+        let store = self.store.clone();
+        move |outcome| {
             if outcome.is_err() {
-                store.note_lost(refunds.into());
+                store.note_lost(refunds);
             }
-        })
+        }
     }
 
     /// Calls a script, and returns its reply.
     pub(crate) async fn ask(&self, operation: Operation, costs: &[Cost]) -> Result<Reply, Away> {
         let (sender, receiver) = oneshot::channel();
         let deadline = Deadline::of(self.store.timeout());
-        drop(self.send(operation, costs, &[], deadline, move |reply| _ = sender.send(reply)));
+        drop(self.send(operation, costs, deadline, move |reply| _ = sender.send(reply)));
         receiver.await.unwrap_or(Err(Away::ENDED))
     }
 

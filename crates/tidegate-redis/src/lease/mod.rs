@@ -37,8 +37,8 @@ use crate::guarded::guarded;
 use crate::lease::account::TRUST;
 use crate::lease::ledger::{Ledger, Order, OrderOutcome, Plan, Return};
 use crate::lease::policy::Lease;
-use crate::script::{Answer, Reply};
-use crate::set::{Costs, Set};
+use crate::script::{Answer, GivenBack, Operation, Reply};
+use crate::set::{Costs, Set, exactly};
 use crate::store::{Away, WhileAway};
 
 /// Where permits are booked: the queue to the store, in which a lease stands behind the requests
@@ -397,12 +397,17 @@ impl Leases {
 
     /// Gives permits back to the store, without waiting: a lost message loses permits.
     fn give_back(&self, returns: &[Return]) {
-        for Return { limit, permits, operation, before } in returns {
-            let mut costs = vec![(0, 0); self.set.members.len()];
-            costs[*limit] = (*permits, *permits);
-            let mut values = vec![Vec::new(); self.set.members.len()];
-            values[*limit].clone_from(before);
-            drop(self.set.send_locked(*operation, &costs, &values));
+        for Return { limit, permits, due, before } in returns {
+            let mut costs = vec![0; self.set.members.len()];
+            costs[*limit] = *permits;
+            match before {
+                Some(before) => {
+                    let mut values = vec![Vec::new(); costs.len()];
+                    values[*limit] = before.to_vec();
+                    self.set.give_back(&GivenBack { due: *due, permits: &costs, before: &values });
+                }
+                None => self.set.send_detached(Operation::Refund { due: *due }, &exactly(costs)),
+            }
         }
         self.ledger.forget();
     }

@@ -401,7 +401,7 @@ impl Line {
     /// Gives back permits of a grant that was due at `due`.
     fn refund(&self, due: i64, costs: &Costs) -> Option<Unsent> {
         self.forget();
-        self.set.send_locked(Operation::Refund { due }, costs, &[])
+        self.set.send_locked(Operation::Refund { due }, costs)
     }
 
     /// Notes that the limits may have more permits than the leases know of.

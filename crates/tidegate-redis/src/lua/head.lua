@@ -126,10 +126,9 @@
 -- mode, 2 behind a pause), a flag (the reply has the state even if the request is granted), and for
 -- each key its permits and the most permits. The numbers of any other operation are a span in us
 -- (of `pause`), a flag (of `pause`: it keeps the available permits), the instant of a grant (of
--- `back` and `refund`; of `refund` also -1: now), and for each key its permits. Then follow the
--- bookings that `reserve` gives back first: for each, packed, its instant and its permits of each
--- key; and for each key the value from before the booking. The instant of a predicted booking is
--- negative. `back` has only the values.
+-- `refund`; -1: now), and for each key its permits. Then follow the bookings that `reserve` gives
+-- back first: for each, packed, its instant and its permits of each key; and for each key the value
+-- from before the booking. The instant of a predicted booking is negative.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once, and each function takes
 -- time to create. Functions that `reserve` never needs are created only for other operations.

@@ -3,7 +3,7 @@
 -- Whether the call continues with the predicted state behind a pause, if there is one. A booking
 -- from before the pause is given back to the state without the predicted bookings.
 local predicts = operation == 'status' or operation == 'reserve'
-for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
+for first = 4, #ARGV, 1 + #KEYS do
   if parse('>d', ARGV[first]) > 0 then predicts = false end
 end
 

@@ -49,9 +49,7 @@ local function refund_any(l)
   end
 end
 
-if operation == 'back' then
-  give_back(place, 4)
-elseif operation == 'debit' then
+if operation == 'debit' then
   for _, l in ipairs(limits) do
     if l.n > 0 then
       l.kind.take(l, charged_at(l), l.n)

@@ -344,8 +344,8 @@ mod tests {
     use redis::Arg;
 
     use super::Server;
-    use crate::script::{Operation, Script, command};
-    use crate::script_tests::{Limit, START};
+    use crate::script::Script;
+    use crate::script_tests::{Limit, Operation, START, command};
 
     /// A key that is kept for refused requests, or because its limit does not start full, was kept
     /// for as long as the clock was set back.

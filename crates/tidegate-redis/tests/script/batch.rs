@@ -6,11 +6,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::{Connection, Value};
 
-use crate::script::{
-    Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest, Script, command, reserve,
-};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest, Script};
 use crate::script_tests::conformance::EXACT;
-use crate::script_tests::{Limit, START, Store, intervals};
+use crate::script_tests::{Limit, Operation, Part, START, Store, command, intervals, reserve};
 
 /// The value of each key, and whether it expires.
 fn state(connection: &mut Connection, limits: &[Limit]) -> Vec<(Option<Vec<u8>>, bool)> {

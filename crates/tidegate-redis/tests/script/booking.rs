@@ -7,9 +7,9 @@ use rand::{Rng, SeedableRng};
 use tidegate::Nanos;
 use tidegate::policy::{AnyPolicy, Policy};
 
-use crate::script::{Answer, Operation, Reply};
+use crate::script::{Answer, Reply};
 use crate::script_tests::conformance::{EXACT, nanos};
-use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
+use crate::script_tests::{ANY_WAIT, Limit, Operation, START, Store, TRY, intervals};
 
 fn within(micros: u64) -> Operation {
     Operation::Reserve { longest: Duration::from_micros(micros), shadow: false }

@@ -7,8 +7,8 @@ use rand::{Rng, SeedableRng};
 use tidegate::policy::{AnyPolicy, Policy};
 use tidegate::{Nanos, Refusal};
 
-use crate::script::{Answer, Operation};
-use crate::script_tests::{Limit, START, Store, TRY, intervals};
+use crate::script::Answer;
+use crate::script_tests::{Limit, Operation, START, Store, TRY, intervals};
 use crate::terms::Kind;
 
 /// Policies whose intervals and windows are whole microseconds: equal without any tolerance.

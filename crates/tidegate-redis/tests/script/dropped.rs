@@ -6,10 +6,10 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::refunds::{BOUNDED, Net, is_within};
-use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
+use crate::script_tests::{ANY_WAIT, Limit, Operation, START, Store, TRY, intervals};
 
 fn due(reply: &Reply) -> u64 {
     u64::try_from(reply.due).expect("an instant")

@@ -2,8 +2,8 @@
 
 use redis::{RedisResult, Value};
 
-use crate::script::{Script, command};
-use crate::script_tests::{Limit, START, Store, TRY};
+use crate::script::Script;
+use crate::script_tests::{Limit, START, Store, TRY, command};
 
 const LIMITS: [&str; 6] = [
     "token_bucket 5/s burst 10",

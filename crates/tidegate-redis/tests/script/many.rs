@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest};
-use crate::script_tests::{Limit, START, Store};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest};
+use crate::script_tests::{Limit, Operation, Part, START, Store};
 
 /// One limit of each algorithm.
 const LINES: [&str; 5] = [

@@ -24,12 +24,109 @@ use std::time::Duration;
 use redis::{Cmd, Connection, FromRedisValue, Value};
 use tidegate::PolicyConfig;
 
-use crate::script::{GivenBack, Operation, Part, Reply, ReserveRequest, Script, command, reserve};
+use crate::script::{self, Answer, GivenBack, Mode, Reply, ReserveRequest, Script};
 use crate::terms::Terms;
 use support::Server;
 
 /// The Unix time in microseconds at which tests begin: as large as real times.
 pub(crate) const START: u64 = 1_764_000_000_000_000;
+
+/// What a call does: an operation of a script, or one request, or one booking that is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Decides one request, with the permits of each part.
+    Reserve {
+        longest: Duration,
+        shadow: bool,
+    },
+    /// Gives back a booking whose time is still to come.
+    Back {
+        due: i64,
+    },
+    Debit,
+    Refund {
+        due: i64,
+    },
+    Keep,
+    Status,
+    Reset,
+    Pause {
+        span: Duration,
+        keep_permits: bool,
+    },
+    Resume,
+}
+
+/// One limit of a call, with the value from before the booking that is given back.
+#[derive(Clone, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) terms: &'a Terms,
+    pub(crate) permits: u64,
+    pub(crate) booking: &'a [u8],
+}
+
+/// A call of a script by its hash, at this time in microseconds.
+pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, parts: &[Part<'_>]) -> Cmd {
+    let of_script = match operation {
+        Operation::Reserve { longest, shadow } => {
+            let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
+            let mode = if shadow { Mode::Shadow } else { Mode::Normal };
+            return reserve(
+                script,
+                now,
+                parts,
+                &[],
+                &[ReserveRequest { longest, mode, wants_state: true, costs }],
+            );
+        }
+        Operation::Back { due } => {
+            let permits: Vec<u64> = parts.iter().map(|part| part.permits).collect();
+            let before: Vec<_> = parts.iter().map(|part| part.booking.to_vec()).collect();
+            return reserve(
+                script,
+                now,
+                parts,
+                &[GivenBack { due, permits: &permits, before: &before }],
+                &[],
+            );
+        }
+        Operation::Debit => script::Operation::Debit,
+        Operation::Refund { due } => script::Operation::Refund { due },
+        Operation::Keep => script::Operation::Keep,
+        Operation::Status => script::Operation::Status,
+        Operation::Reset => script::Operation::Reset,
+        Operation::Pause { span, keep_permits } => script::Operation::Pause { span, keep_permits },
+        Operation::Resume => script::Operation::Resume,
+    };
+    script::command(script, of_script, now, &of_script_parts(parts))
+}
+
+/// A call that takes back some bookings, and then decides requests in their order.
+pub(crate) fn reserve(
+    script: &Script,
+    now: Option<u64>,
+    parts: &[Part<'_>],
+    given_back: &[GivenBack<'_>],
+    requests: &[ReserveRequest],
+) -> Cmd {
+    script::reserve(script, now, &of_script_parts(parts), given_back, requests)
+}
+
+fn of_script_parts<'a>(parts: &[Part<'a>]) -> Vec<script::Part<'a>> {
+    parts.iter().map(|&Part { key, terms, permits, .. }| script::Part { key, terms, permits }).collect()
+}
+
+/// Reads the reply of a call. A booking that is given back has no reply of its own.
+pub(crate) fn read(operation: Operation, value: Value, limits: usize) -> Reply {
+    if matches!(operation, Operation::Back { .. }) {
+        assert_eq!(value, Value::Array(Vec::new()));
+        let (wait, tightest, due) = (Duration::ZERO, None, 0);
+        let (permits, limits, before) = (Vec::new(), Vec::new(), Vec::new());
+        return Reply { answer: Answer::Done, wait, tightest, due, permits, limits, before };
+    }
+    Reply::read(value, limits).expect("a reply")
+}
 
 /// One limit in a separate store.
 pub(crate) struct Store {
@@ -58,7 +155,8 @@ impl Store {
                 pipeline.add_command(command(&script, *operation, Some(*now), &[part]));
             }
             let values: Vec<Value> = pipeline.query(&mut self.connection).expect("replies");
-            replies.extend(values.into_iter().map(|value| Reply::read(value, 1).expect("a reply")));
+            replies
+                .extend(calls.iter().zip(values).map(|((operation, ..), value)| read(*operation, value, 1)));
         }
         replies
     }
@@ -66,7 +164,7 @@ impl Store {
     pub(crate) fn call(&mut self, operation: Operation, now: u64, parts: &[Part<'_>]) -> Reply {
         let script = Script::shared(parts.iter().map(|part| part.terms.kind()));
         let value = self.query(&script, &command(&script, operation, Some(now), parts));
-        Reply::read(value, parts.len()).expect("a reply")
+        read(operation, value, parts.len())
     }
 
     /// Makes one call that gives bookings back, and then decides requests in their order.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, NO_GRANT, Operation};
+use crate::script::{Answer, NO_GRANT};
 use crate::script_tests::conformance::calls;
-use crate::script_tests::{Limit, START, Store, TRY};
+use crate::script_tests::{Limit, Operation, START, Store, TRY};
 use crate::terms::Numbers;
 
 /// `refill` units accrue in each microsecond, and a permit costs `price`.

@@ -7,9 +7,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::Value;
 
-use crate::script::{Mode, Operation, ReserveRequest, Script, command, reserve};
+use crate::script::{Mode, ReserveRequest, Script};
 use crate::script_tests::conformance::EXACT;
-use crate::script_tests::{Limit, START, Store, intervals};
+use crate::script_tests::{Limit, Operation, START, Store, command, intervals, reserve};
 
 /// Returns the script of some limits, which also notes when a key is to expire. Without `plain` the
 /// other files decide all requests.

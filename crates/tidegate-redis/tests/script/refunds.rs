@@ -5,8 +5,8 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, NO_GRANT, Operation, Reply};
-use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
+use crate::script::{Answer, NO_GRANT, Reply};
+use crate::script_tests::{ANY_WAIT, Limit, Operation, START, Store, TRY, intervals};
 use crate::terms::{BucketMode, BucketNumbers, Kind, Numbers};
 
 const SECOND: u64 = 1_000_000;

@@ -6,9 +6,9 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest};
 use crate::script_tests::refunds::{BOUNDED, Net, is_within};
-use crate::script_tests::{Limit, START, Store, intervals};
+use crate::script_tests::{Limit, Operation, Part, START, Store, intervals};
 
 /// A grant, or a booking, and its permits of each limit.
 struct Grant {

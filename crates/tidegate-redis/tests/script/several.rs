@@ -6,10 +6,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::Connection;
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest, Script, command};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest, Script};
 use crate::script_tests::conformance::{EXACT, calls};
 use crate::script_tests::support::wait_until;
-use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY, intervals};
+use crate::script_tests::{ANY_WAIT, Limit, Operation, Part, START, Store, TRY, command, intervals};
 
 const SECOND: u64 = 1_000_000;
 

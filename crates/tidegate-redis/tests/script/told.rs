@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
-use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest};
+use crate::script_tests::{ANY_WAIT, Limit, Operation, START, Store, TRY};
 
 const MS: Duration = Duration::from_millis(1);
 

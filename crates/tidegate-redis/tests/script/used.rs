@@ -10,10 +10,10 @@ use rand::{Rng, SeedableRng};
 use tidegate::policy::Policy as _;
 use tidegate::{AnyPolicy, Nanos};
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
+use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest};
 use crate::script_tests::conformance::nanos;
 use crate::script_tests::refunds::{Net, is_within};
-use crate::script_tests::{ANY_WAIT, Limit, START, Store, TRY};
+use crate::script_tests::{ANY_WAIT, Limit, Operation, START, Store, TRY};
 
 const SECOND: u64 = 1_000_000;
 

@@ -37,9 +37,9 @@ pub(crate) use crate::lease::ledger::plan::{Order, OrderOutcome, Plan, Return};
 use crate::lease::ledger::queued::Queued;
 use crate::lease::patience::{Patience, Usual};
 use crate::lease::size::{FOR_EACH, HORIZON};
-use crate::lease::stock::Piece;
+use crate::lease::stock::{Origin, Piece};
 use crate::lock::lock;
-use crate::script::{Operation, Reply};
+use crate::script::Reply;
 use crate::set::Costs;
 use crate::store::LeaseCounters;
 use crate::terms::{Kind, Terms};
@@ -417,13 +417,9 @@ impl Ledger {
 
     /// Returns what an unused piece gives back.
     fn return_of(&self, limit: usize, now: Nanos, piece: Piece) -> Return {
-        let Piece { permits, usable, origin, .. } = piece;
-        let (operation, before) = match origin.before {
-            Some(before) if usable > now => (Operation::Back { due: origin.due }, before.to_vec()),
-            _ => (Operation::Refund { due: origin.due }, Vec::new()),
-        };
+        let Piece { permits, usable, origin: Origin { due, before }, .. } = piece;
         lock(&self.counters.now).returned += permits;
-        Return { limit, permits, operation, before }
+        Return { limit, permits, due, before: before.filter(|_| usable > now) }
     }
 
     /// Returns how many permits a lease of this limit has that is booked now.

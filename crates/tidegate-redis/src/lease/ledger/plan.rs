@@ -39,7 +39,7 @@ use crate::lease::account::{Account, TRUST, Usage};
 use crate::lease::ledger::{Ledger, State};
 use crate::lease::size::whole;
 use crate::lock::lock;
-use crate::script::{Answer, Operation, Reply, StateReport};
+use crate::script::{Answer, Reply, StateReport};
 use crate::set::{Costs, exactly};
 use crate::store::Away;
 use crate::terms::Kind;
@@ -72,9 +72,10 @@ pub(crate) enum Plan {
 pub(crate) struct Return {
     pub(crate) limit: usize,
     pub(crate) permits: u64,
-    pub(crate) operation: Operation,
-    /// For a booking that is not due yet, the value from before it.
-    pub(crate) before: Vec<u8>,
+    /// When the booking is due, by the server's clock.
+    pub(crate) due: i64,
+    /// The value from before the booking, if all of it goes back before it is due.
+    pub(crate) before: Option<Arc<[u8]>>,
 }
 
 /// A booking that will be made.
