@@ -35,7 +35,7 @@ pub(crate) use address::{Address, wants_tls};
 pub(crate) use congestion::CallSlot;
 pub(crate) use failure::Failure;
 pub(crate) use link::SELF_TEST;
-pub(crate) use sent::{LastAttempt, Sent};
+pub(crate) use sent::{LastAttempt, Sent, Stage};
 pub(crate) use server::{SentCall, Server};
 pub(crate) use tls::Connector;
 #[cfg(feature = "tls")]
@@ -171,7 +171,12 @@ impl Servers {
                 (Some(begun), ..) => (begun.server.clone(), false),
                 (_, Some(redirected), _) => redirected.clone(),
                 (.., Servers::One(server)) => (server.clone(), false),
-                (.., Servers::Cluster(cluster)) => (cluster.find(slot_of(by_hash)).await?, false),
+                (.., Servers::Cluster(cluster)) => {
+                    sent.asks_for_slots();
+                    let found = cluster.find(slot_of(by_hash)).await;
+                    sent.withdraw();
+                    (found?, false)
+                }
             };
             sent.leads_to(&server, timeout).map_err(NoReply::Rests)?;
             let texts = server.texts_sent.load(Ordering::Relaxed);

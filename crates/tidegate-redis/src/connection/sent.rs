@@ -47,13 +47,24 @@ struct Attempt {
     replies: u64,
     /// Whether the call waited for the connection, and so had less than its whole time for a reply.
     is_new: bool,
-    has_left: bool,
+    stage: Stage,
+}
+
+/// How far an attempt is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for its turn, or before it is repeated.
+    Waits,
+    /// It waits for a connection, or for the slots of a cluster.
+    Connects,
+    /// The call was sent, and has no outcome yet.
+    Left,
 }
 
 impl Attempt {
     fn new(server: &Arc<Server>, admission: Admission) -> Attempt {
         let (at, replies) = (Admitted::new(server, admission), server.replies());
-        Attempt { at, began: Instant::now(), number: None, replies, is_new: true, has_left: false }
+        Attempt { at, began: Instant::now(), number: None, replies, is_new: true, stage: Stage::Waits }
     }
 }
 
@@ -100,7 +111,14 @@ impl Sent {
     /// Begins an attempt at a server. An earlier one did not run, or its outcome is known.
     pub(super) fn tries(&self, server: &Arc<Server>) {
         let last = &mut lock(&self.0).last;
-        last.get_or_insert_with(|| Attempt::new(server, Admission::Allow)).has_left = false;
+        last.get_or_insert_with(|| Attempt::new(server, Admission::Allow)).stage = Stage::Connects;
+    }
+
+    /// Notes that the call waits for the slots of a cluster.
+    pub(super) fn asks_for_slots(&self) {
+        if let Some(last) = &mut lock(&self.0).last {
+            last.stage = Stage::Connects;
+        }
     }
 
     /// Notes that the call leaves over the connection of this number.
@@ -109,14 +127,14 @@ impl Sent {
             if last.number != Some(number) {
                 (last.number, last.replies, last.is_new) = (Some(number), replies, is_new);
             }
-            last.has_left = true;
+            last.stage = Stage::Left;
         }
     }
 
     /// Ends the attempt: the call did not run, or its outcome is known.
     pub(super) fn withdraw(&self) {
         if let Some(last) = &mut lock(&self.0).last {
-            last.has_left = false;
+            last.stage = Stage::Waits;
         }
     }
 
@@ -138,21 +156,23 @@ impl Sent {
     /// Returns whether the call waits for a reply over a connection that is not used any more.
     pub(crate) fn is_on_old_connection(&self) -> bool {
         let state = lock(&self.0);
-        let sent = state.last.as_ref().filter(|last| last.has_left);
+        let sent = state.last.as_ref().filter(|last| last.stage == Stage::Left);
         sent.is_some_and(|last| last.number.is_some_and(|number| !last.at.server.uses(number)))
     }
 
     /// Gives up a call without a reply in time. If its connection was silent all the time, and that
     /// was long enough for a reply, no further call uses the connection, because it may lead to a
-    /// server that is gone. Returns whether the call has been sent.
-    pub(crate) fn give_up(&self, was_long: bool) -> bool {
+    /// server that is gone. Returns how far the call was.
+    pub(crate) fn give_up(&self, was_long: bool) -> Stage {
         let state = lock(&self.0);
-        let Some(Attempt { at, number, replies, is_new, has_left, .. }) = &state.last else { return false };
+        let Some(Attempt { at, number, replies, is_new, stage, .. }) = &state.last else {
+            return Stage::Waits;
+        };
         if was_long && !is_new && at.server.replies() == *replies {
             number.iter().for_each(|number| at.server.forget(*number));
             at.server.is_suspect.store(true, Ordering::Relaxed);
         }
-        *has_left
+        *stage
     }
 }
 

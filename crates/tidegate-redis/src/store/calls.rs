@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{Away, Counts, Deadline, Store};
 use crate::breaker::{Admission, Breaker};
 use crate::clients::Clients;
-use crate::connection::{CallSlot, Failure, LastAttempt, NoReply, Sent, SentCall, Server, Servers};
+use crate::connection::{CallSlot, Failure, LastAttempt, NoReply, Sent, SentCall, Server, Servers, Stage};
 use crate::error::StoreError;
 use crate::lock::lock;
 use crate::observe::report;
@@ -201,8 +201,11 @@ impl Shared {
             }
             Some(Err(NoReply::Rests(rest))) => return Err(self.skip(rest)),
             Some(Err(NoReply::Failed(failure))) => failure,
-            None if sent.give_up(was_long) => Failure::Unknown("did not reply in time".into()),
-            None => last.server.not_connected_in_time(),
+            None => match sent.give_up(was_long) {
+                Stage::Left => Failure::Unknown("did not reply in time".into()),
+                Stage::Connects => last.server.not_connected_in_time(),
+                Stage::Waits => Failure::NotRun("was not asked in time, because other calls go first".into()),
+            },
         };
         self.note_duration(asked.elapsed());
         Err(self.failed(&last.server, last.admission, failure, is_well))
