@@ -40,7 +40,8 @@
 //! would have given back the next oldest permits that were there, if there were any. So the books
 //! have the refunds of a window, and such an undoing raises the floor above those permits. A permit
 //! that was granted after the refund was not there: the refund may have been for a permit that no
-//! longer counted, and then gives nothing back.
+//! longer counted, and then gives nothing back. Entries that are over lie below a raised floor, so
+//! they do not count again in a longer window.
 //!
 //! # Copies
 //!
