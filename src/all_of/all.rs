@@ -765,12 +765,9 @@ impl<C: Timer> Rule for All<C> {
         true
     }
 
-    fn max_wait(&self) -> Duration {
-        let rates = self.members.iter().filter_map(|entry| match &entry.kind {
-            Kind::Rate(member) => Some(member.max_wait()),
-            Kind::Counting(_) => None,
-        });
-        rates.min().unwrap_or(Duration::MAX)
+    /// A member of which the request asks nothing bounds no wait.
+    fn max_wait(&self, ask: &Weights) -> Duration {
+        self.rates(ask).map(|(_, member, _)| member.max_wait()).min().unwrap_or(Duration::MAX)
     }
 }
 

@@ -469,6 +469,9 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             deferred.rechecks.extend(waiter.upgrade());
         }
         let (news, due) = line.update_seat(&shared.rule, now, seat, &n, time(now, at));
+        if is_new {
+            line.refuse_moved_back(&mut shared.visit_at(now, deferred), priority);
+        }
         let due = if line.settings.is_shadow() { Span::MIN } else { span(due, now) };
         shared.unlock_and_recheck(line, news, 1, deferred);
         (seat, due)
@@ -514,6 +517,9 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             true => line.charge(visit, at, &n),
             false => Err(limited(due, now)),
         };
+        if seat == 0 && charge.is_ok() {
+            line.refuse_moved_back(visit, priority);
+        }
         let grant = match charge {
             Ok(charge) => Ok(Some(line.track(&shared.rule, charge))),
             // In shadow mode the member lets the request pass that it would have refused.

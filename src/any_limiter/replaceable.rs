@@ -10,6 +10,7 @@ use crate::any_limiter::{
     AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, FetchStatus, KeyedLimiter, Limiter,
 };
 use crate::limiter::Pause;
+use crate::line::deferred::{resume_panic, run};
 
 /// A limiter that a program can replace while adapters and tasks use it: for a configuration that
 /// is read again.
@@ -101,16 +102,19 @@ impl<L: Clone> Replaceable<L> {
     /// Closes the limiter that is held, and then keeps it for good. A limiter that replaces it
     /// while it is being closed is closed as well. Nothing is locked while a limiter is closed.
     fn close_current<E>(&self, close: impl Fn(&L) -> Result<bool, E>) -> Result<bool, E> {
-        let mut was_open = false;
+        let (mut was_open, mut panic) = (false, None);
         loop {
             let replaced = self.read().replaced;
-            was_open |= close(&self.current())?;
+            // A panic of a waker does not keep the limiter from being closed.
+            was_open |= run(&mut panic, || close(&self.current())).transpose()?.unwrap_or_default();
             let mut held = self.write();
             if held.replaced == replaced {
                 held.is_closed = true;
-                return Ok(was_open);
+                break;
             }
         }
+        resume_panic(panic);
+        Ok(was_open)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Held<L>> {

@@ -22,6 +22,7 @@ use super::key_limiters::KeyLimiter;
 use super::table::Table;
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::limiter::change::TIMES_CHANGED;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::{Deferred, resume_panic, run};
 use crate::line::rule::Rule;
@@ -75,6 +76,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// is left in `deferred`.
     fn shadow_with_all(self: &Arc<Self>, shadow: bool, deferred: &mut Deferred) {
         self.with_all(Nanos::ZERO, deferred, |line, _| line.settings.shadow_with_all = shadow);
+        // Release: see `retime_composites`.
+        self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);
     }
 
     /// Starts in the shadow mode of all keys. Runs no waker, because no request waits yet.

@@ -45,6 +45,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
         let now = || deferred.borrow_mut().run(|| self.clock.now()).unwrap_or(at);
         line.change(&self.rule, only, drift, || change(&self.rule, &now))?;
+        line.weigh_sizes(&self.rule);
         // Release: see `retime_composites`.
         self.changes.fetch_add(WEIGHTS_CHANGED, Ordering::Release);
         self.retime(line, visit);

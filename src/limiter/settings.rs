@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
+use crate::limiter::change::TIMES_CHANGED;
 use crate::limiter::events::Events;
 use crate::limiter::gate_word::SHADOW;
 use crate::limiter::shared::Shared;
@@ -12,6 +13,7 @@ use crate::line::rule::Rule;
 use crate::line::settings::KeptShare;
 use crate::policy::Policy;
 use crate::request::QueueBounds;
+use crate::sync::Ordering;
 
 /// Settings of any limiter: a single one, a key's, or a composite.
 impl<R: Rule, C: Timer> Shared<R, C> {
@@ -32,6 +34,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 let before = line.settings.is_shadow();
                 line.settings.shadow = shadow;
                 changes = line.settings.is_shadow() != before;
+                if changes {
+                    // Release: see `retime_composites`.
+                    self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);
+                }
             });
         };
         run(&mut panic, visit);

@@ -365,7 +365,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// waited.
     fn refused_now(&self, wait: &Progress<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. } | Refusal::Paused { .. }, Some(within)) =
-            (refusal, wait.longest(self.rule.max_wait()))
+            (refusal, wait.longest(self.rule.max_wait(&wait.ask)))
         else {
             return refusal;
         };
@@ -467,7 +467,7 @@ fn deadline<R: Rule, C: Timer>(
     visit: &Visit<'_, R>,
     wait: &Progress<R::Ask>,
 ) -> Result<Nanos, Refusal> {
-    if let Some(longest) = wait.longest(visit.rule.max_wait()) {
+    if let Some(longest) = wait.longest(visit.rule.max_wait(&wait.ask)) {
         let (by, due) = (visit.now.saturating_add(longest), line.due_behind(visit, wait.demand()));
         if due > by || due == Nanos::MAX {
             return Err(line.refuse_late(visit, wait.demand(), due, by));

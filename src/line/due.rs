@@ -329,7 +329,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns when the entries that are served, counted from the head, satisfy `fits`. It gets the
-    /// numbers of requests and permits served. Returns `None` if it never returns true.
+    /// numbers of requests and permits served. Returns `None` if it never returns true, or not within
+    /// the part of the queue that is searched.
     pub(super) fn served_when(&self, visit: &Visit<'_, R>, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {
@@ -342,7 +343,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 passes
             })?;
         }
-        while let Some(entry) = self.entries.get(at as usize) {
+        // Without an index, a long queue is searched only in part: that of a composite.
+        let most = if self.index.is_some() { usize::MAX } else { MAX_FORECAST };
+        for _ in 0..most {
+            let entry = self.entries.get(at as usize)?;
             requests += 1;
             permits = visit.rule.permits(&entry.ask).saturating_add(permits);
             if fits(requests, permits) {

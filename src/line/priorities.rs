@@ -83,8 +83,10 @@ impl<Ahead: Default> Priorities<Ahead> {
         self.0.retain(|class| class.priority != priority);
     }
 
-    /// Weighs all classes anew if their sizes determine their weights. Returns whether they do.
-    pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) -> bool {
-        self.0.iter_mut().all(|class| weigh(&class.sizes).map(|ahead| class.ahead = ahead).is_some())
+    /// Weighs all classes anew, if their sizes determine their weights.
+    pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) {
+        for class in &mut self.0 {
+            weigh(&class.sizes).into_iter().for_each(|ahead| class.ahead = ahead);
+        }
     }
 }

@@ -4,6 +4,7 @@ use crate::clock::Timer;
 use crate::line::due::MAX_FORECAST;
 use crate::line::recheck::visit_at_most;
 use crate::line::rule::Rule;
+use crate::line::sizes::Sizes;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
 use crate::time::Nanos;
@@ -13,14 +14,19 @@ use crate::time::Nanos;
 const DUE_TIME_COST: usize = 8;
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Computes times and weights anew after a change, except the weights in the queue of a
-    /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`MAX_FORECAST`]
+    /// Computes the weights of a queue anew after a change of the terms, by the sizes of its
+    /// requests. [`weigh_all`](Self::weigh_all) computes those in the queue of a composite.
+    pub(crate) fn weigh_sizes(&mut self, rule: &R) {
+        self.priorities.weigh(|sizes| rule.weigh(sizes));
+    }
+
+    /// Computes times anew after a change. Of the first [`MAX_FORECAST`]
     /// waiters, refuses at once each waiter that will miss its deadline or can never be served. A
     /// waiter further back is refused at its deadline, or when it is the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
-        if !self.priorities.weigh(|sizes| rule.weigh(sizes)) || !self.seats.is_empty() {
+        if rule.weigh(&Sizes::default()).is_none() || !self.seats.is_empty() {
             return self.retime_by_sums(visit);
         }
         let opens = self.settings.opens_for(now);

@@ -232,8 +232,8 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// Returns whether a late grant may be charged as of the time it was due.
     fn catches_up(&self) -> bool;
 
-    /// Returns the maximum wait of a request.
-    fn max_wait(&self) -> Duration;
+    /// Returns the maximum wait of this request.
+    fn max_wait(&self, ask: &Self::Ask) -> Duration;
 }
 
 /// What the members of a composite have changed for the requests in its queue.
@@ -529,7 +529,7 @@ impl<P: Policy> Rule for Single<P> {
         self.policy.catches_up()
     }
 
-    fn max_wait(&self) -> Duration {
+    fn max_wait(&self, _ask: &u32) -> Duration {
         self.policy.max_wait()
     }
 }

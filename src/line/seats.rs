@@ -272,6 +272,11 @@ impl<R: Rule> Seats<R> {
         Some(seat)
     }
 
+    /// Returns whether a seat is before a position.
+    pub(crate) fn has_before(&self, position: u64) -> bool {
+        self.list.first_key_value().is_some_and(|(first, _)| *first < position)
+    }
+
     /// Returns the requests of the seats that are here between two positions.
     pub(crate) fn here_between(&self, from: u64, to: u64) -> impl Iterator<Item = &R::Ask> {
         self.here.range(from..to).filter_map(|position| Some(&self.list.get(position)?.ask))
@@ -288,7 +293,11 @@ impl<R: Rule> Seats<R> {
         ask: &R::Ask,
     ) -> Nanos {
         let rule = schedule.rule;
-        let mut here = self.sums_before(rule, position).here;
+        // A newcomer, mostly. Copying the sizes of all entries as well would take long.
+        let mut here = match self.list.last_key_value().is_some_and(|(last, _)| *last < position) {
+            true => self.total.here.clone(),
+            false => self.sums_before(rule, position).here,
+        };
         if let Some(seat) = self.list.get(&own).filter(|seat| seat.here && own < position) {
             rule.size(&seat.ask).into_iter().for_each(|n| here.remove(n));
         }

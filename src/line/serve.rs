@@ -111,18 +111,20 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
         // window policy returns the time it is asked for as the due time if that due time has
         // passed. So the policy is asked as of the grant before the reservation, and then returns
-        // when the reservation was due.
-        let as_of = match unattended && !rule.catches_up() && self.seats.is_empty() {
-            true => begins.min(now),
-            false => now,
-        };
+        // when the reservation was due. If a composite goes before the reservation, it is asked as
+        // of now, and may be late.
+        let asks_past = unattended && !rule.catches_up();
+        let is_behind_seat = self.seats.has_before(position);
+        let as_of = if asks_past && !is_behind_seat { begins.min(now) } else { now };
         if let Err(never) = self.check(rule, now, Demand::exactly(&ask, priority)) {
             // A change came while the waiter was too far back to be refused by the change, or a
             // member of a composite changed.
             return Some(self.refuse_head(visit, never));
         }
         let due = self.due(rule, as_of, position, &R::Ahead::default(), &ask);
-        if due > deadline && !self.may_be_late(visit, due, deadline) {
+        let may_be_late =
+            || asks_past && is_behind_seat && due <= now || self.may_be_late(visit, due, deadline);
+        if due > deadline && !may_be_late() {
             let refusal = self.too_early(due, deadline);
             return Some(self.refuse_head(visit, refusal));
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::support::{Bucket, MS, bucket, spawn_pending};
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, LeakyBucket, ManualClock, Pause,
-    QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
+    AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, FixedWindow, Grant, LeakyBucket,
+    ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -433,6 +433,68 @@ fn a_member_in_shadow_bounds_no_wait() {
     let mut wait = spawn_pending(all.acquire());
     clock.advance(SECOND);
     assert!(assert_ready!(wait.poll()).is_ok());
+}
+
+/// Bug: a leaky bucket of which a request asked nothing refused its wait for another member.
+#[test]
+fn a_member_of_which_nothing_is_asked_bounds_no_wait() {
+    let clock = ManualClock::new();
+    let leaky = LeakyBucket::new(Rate::per_second(10)).capacity(0);
+    let uploads = RateLimiter::with_clock(leaky, clock.clone());
+    let calls = bucket(&clock, 1, 1);
+    assert!(calls.try_acquire().is_ok());
+    let api = AllOf::new("calls", &calls).with("uploads", &uploads).default_cost("uploads", 0);
+    let (mut wait, mut named) =
+        (spawn_pending(api.acquire()), spawn_pending(api.acquire_many([("uploads", 0)])));
+    assert!(spawn(api.acquire_many([("uploads", 1)])).poll().is_ready(), "it may not wait");
+    clock.advance(2 * SECOND);
+    assert!(assert_ready!(wait.poll()).is_ok() && assert_ready!(named.poll()).is_ok());
+}
+
+/// Bug: only the first waiter of a composite was refused when the shadow mode of a member ended.
+#[test]
+fn all_waiters_that_no_member_can_grant_are_refused_when_shadow_mode_ends() {
+    let clock = ManualClock::new();
+    let (a, b) = (bucket(&clock, 1, 3), bucket(&clock, 1, 10));
+    assert_eq!(b.drain(), 10);
+    a.set_shadow(true);
+    let all = AllOf::new("a", &a).with("b", &b);
+    let _first = spawn_pending(all.acquire_many(2));
+    let mut second = spawn_pending(all.acquire_many(5));
+    a.set_shadow(false);
+    assert!(second.is_woken() && assert_ready!(second.poll()).is_err());
+}
+
+/// Bug: a composite of higher priority made a waiter of its member too late, which learned it only
+/// when it would have been due.
+#[test]
+fn a_composite_refuses_the_waiters_of_its_members_that_it_makes_too_late() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, 1, 1);
+    assert!(a.try_acquire().is_ok());
+    let _first = spawn_pending(a.acquire());
+    let mut late = spawn_pending(a.acquire_within(Duration::from_millis(2500)));
+    let all = AllOf::new("a", &a);
+    let _high = spawn_pending(all.acquire_many(AllRequest::new().priority(1)));
+    assert!(late.is_woken() && assert_ready!(late.poll()).is_err());
+}
+
+/// Bug: a reservation of a window that no task awaited was refused, or moved the next one, because
+/// a composite waited behind it.
+#[test]
+fn a_composite_behind_a_reservation_does_not_make_it_late() {
+    let clock = ManualClock::new();
+    let window = FixedWindow::new("1/10s".parse().expect("a rate"));
+    let window = RateLimiter::with_clock(window, clock.clone());
+    let slow = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 1), clock.clone());
+    assert!(window.try_acquire().is_ok() && slow.try_acquire().is_ok());
+    let mut first = window.reserve(Request::permits(1).within(20 * SECOND)).expect("in time");
+    let mut second = window.reserve(1).expect("any time");
+    let both = AllOf::new("window", &window).with("slow", &slow);
+    let _behind = spawn_pending(both.acquire());
+    clock.advance(40 * SECOND);
+    assert!(first.claim() && second.claim());
+    assert!(window.try_acquire().is_ok(), "both were charged in their windows");
 }
 
 /// Bug: a request that a member could not grant any more, because it was in shadow mode no longer,
