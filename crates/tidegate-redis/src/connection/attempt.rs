@@ -1,12 +1,13 @@
 //! One attempt at a time to make what many calls need, such as a connection.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::failure::Failure;
+use crate::counted::Counted;
 use crate::lock::lock;
 
 /// The failure of an attempt that began so long before a call says nothing to that call: a server
@@ -20,25 +21,35 @@ pub(super) struct Attempts {
     began: Mutex<Option<Instant>>,
     /// The number of attempts that have ended.
     ended: AtomicU64,
+    /// The number of calls that wait for an attempt, or for their turn behind it.
+    waiting: AtomicUsize,
     /// Held during an attempt. Holds the failure of the last attempt.
     last: Arc<tokio::sync::Mutex<Option<Failure>>>,
 }
 
 impl Attempts {
+    /// Returns whether calls wait for an attempt, or for their turn behind it.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// Returns what `find` finds. If it finds nothing, this call makes an attempt, unless another
     /// attempt fails first that began since, or just before: then the call fails with that failure.
     ///
     /// The attempt is a separate task: the deadline of one call does not end what other calls wait
-    /// for. Calls go on in the order in which they began to wait: each lets the next one go on, when
-    /// it runs itself.
+    /// for. Calls go on in the order in which they came: each lets the next one go on when it runs
+    /// itself, and a new call waits behind them.
     pub(super) async fn join<T: Send + 'static>(
         self: &Arc<Attempts>,
         find: impl Fn() -> Option<T>,
         attempt: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
-        if let Some(found) = find() {
+        if !self.has_waiting()
+            && let Some(found) = find()
+        {
             return Ok(found);
         }
+        let _waiting = Counted::new(&self.waiting);
         // In this order: an attempt that ends meanwhile then counts as ended.
         let is_old = lock(&self.began).is_some_and(|began| began.elapsed() >= OLD);
         let ended = self.ended.load(Ordering::Acquire);
@@ -69,7 +80,7 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use futures_util::stream::{FuturesUnordered, StreamExt};
 
     use super::*;
 
@@ -101,7 +112,7 @@ mod tests {
         let calls = tokio::spawn(async {
             let (attempts, made) = (Arc::<Attempts>::default(), Arc::<Mutex<Option<u32>>>::default());
             let order = Mutex::new(Vec::new());
-            let calls = (0..20).map(|number| {
+            let call = |number| {
                 let (attempts, made, order) = (&attempts, &made, &order);
                 async move {
                     let (found, make) = (made.clone(), made.clone());
@@ -113,11 +124,15 @@ mod tests {
                     assert!(attempts.join(move || *lock(&found), attempt).await.is_ok());
                     lock(order).push(number);
                 }
-            });
-            futures_util::future::join_all(calls).await;
+            };
+            let mut calls: FuturesUnordered<_> = (0..20).map(call).collect();
+            calls.next().await;
+            // This one comes while the others have their turns.
+            calls.push(call(20));
+            calls.collect::<()>().await;
             order.into_inner().expect("no panic")
         });
-        assert_eq!(calls.await.expect("no panic"), (0..20).collect::<Vec<_>>());
+        assert_eq!(calls.await.expect("no panic"), (0..=20).collect::<Vec<_>>());
     }
 
     #[tokio::test(start_paused = true)]

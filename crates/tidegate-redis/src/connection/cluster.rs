@@ -93,8 +93,8 @@ impl Cluster {
         map.servers.values().cloned().chain([self.unknown.clone()]).collect()
     }
 
-    /// Returns, once, the servers of which others have the slots by now, and the stand-in after
-    /// servers were found. Calls no longer go to these servers, and so cannot end their rests.
+    /// Returns, once, the servers of which others have the slots by now, and the stand-in after a
+    /// slot without a known server got one. Calls no longer go to these servers, and so cannot end their rests.
     pub(super) fn replaced(&self) -> Vec<Arc<Server>> {
         std::mem::take(&mut lock(&self.replaced))
     }
@@ -112,6 +112,10 @@ impl Cluster {
             let owner = lock(&this.map).owner(slot);
             owner.ok_or_else(|| Failure::NotRun("no server of the cluster has the slot".into()))
         };
+        // A known server is not asked for behind calls that wait for others.
+        if let Some(found) = known() {
+            return Ok(found);
+        }
         let found = self.learning.join(known, learn).await;
         // A server may be reachable although no server reports it.
         found.or_else(|failure| lock(&self.map).owner(slot).ok_or(failure))
@@ -165,10 +169,7 @@ impl Cluster {
     /// Notes which servers have the slots.
     fn learn(&self, ranges: &[Range]) {
         let mut map = lock(&self.map);
-        let mut before = map.owners();
-        if map.has_unknown_owners() {
-            before.push(self.unknown.clone());
-        }
+        let (mut before, mut is_found) = (map.owners(), false);
         let mut owners = vec![None; SLOTS];
         for range in ranges {
             let server = map.server(&self.seeds[0], &range.host, range.port);
@@ -176,6 +177,7 @@ impl Cluster {
             let mut gets_slots = false;
             for (slot, owner) in owners.iter_mut().enumerate().take(range.last + 1).skip(range.first) {
                 let old = map.owner(slot);
+                is_found |= old.is_none();
                 gets_slots |= old.is_none_or(|old| !Arc::ptr_eq(&old, &server));
                 *owner = Some(server.clone());
             }
@@ -187,6 +189,7 @@ impl Cluster {
         map.owners = owners;
         let owners = map.owners();
         before.retain(|old| !owners.iter().any(|owner| Arc::ptr_eq(owner, old)));
+        before.extend(is_found.then(|| self.unknown.clone()));
         lock(&self.replaced).extend(before);
         // Servers that left are removed, and their connections closed.
         map.servers
@@ -422,6 +425,18 @@ mod tests {
         server_at(in_doubt).is_suspect.store(true, Ordering::Relaxed);
         alone.ask_for_slots().await.expect("slots");
         assert!(Arc::ptr_eq(&alone.owner(0), &server_at(in_doubt)));
+    }
+
+    /// Bug: the outage of the stand-in ended with each reply of another server, while a slot had no
+    /// server.
+    #[test]
+    fn the_stand_in_is_replaced_when_a_slot_gets_a_server_and_not_while_one_has_none() {
+        let cluster = cluster_at(&[1]);
+        let learn = |last| {
+            cluster.learn(&[Range { first: 0, last, host: "127.0.0.1".into(), port: 2 }]);
+            cluster.replaced().len()
+        };
+        assert_eq!([8191, 8191, 9000, 9000, SLOTS - 1, SLOTS - 1].map(learn), [1, 0, 1, 0, 1, 0]);
     }
 
     /// Bug: the slots of a server whose name was not known yet were those of the server that had

@@ -137,7 +137,9 @@ impl Server {
     }
 
     async fn connection(self: &Arc<Server>) -> Result<(u64, Connection), Failure> {
-        if let Some(connection) = self.current() {
+        if !self.connecting.has_waiting()
+            && let Some(connection) = self.current()
+        {
             return Ok(connection);
         }
         let (current, this) = (self.clone(), self.clone());

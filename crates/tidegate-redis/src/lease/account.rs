@@ -73,8 +73,8 @@ impl Account {
         Some(taken)
     }
 
-    /// Puts back permits that a request did not use. If the stock was empty, the task that books
-    /// permits learns when they end.
+    /// Puts back permits that a request did not use. If they end before all others, the task that
+    /// books permits learns when.
     pub(crate) fn put_back(&self, taken: LeaseCharge) {
         if self.stock.put_back(taken) {
             self.kick.notify_one();

@@ -214,8 +214,8 @@ impl Stock {
         }
     }
 
-    /// Puts back permits that a request took and did not use. Returns whether the stock may have
-    /// been empty.
+    /// Puts back permits that a request took and did not use. Returns whether they may end before
+    /// all others.
     pub(crate) fn put_back(&self, taken: LeaseCharge) -> bool {
         let list = self.list.load();
         let gone = taken.from + taken.n;
@@ -223,7 +223,7 @@ impl Stock {
         let is_last = list.number == taken.list
             && word.compare_exchange(gone, taken.from, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if is_last {
-            list.rest(gone).next().is_none()
+            list.rest(gone).all(|(piece, _)| piece.ends > taken.ends)
         } else {
             let origin = Origin { due: taken.due, before: None };
             let piece = Piece { permits: taken.n, usable: Nanos::ZERO, ends: taken.ends, origin };

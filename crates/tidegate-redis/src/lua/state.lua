@@ -236,7 +236,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       local ends = max(now, min(l.kind.expires(l), now + CENTURY), l.booked, l.held, l.kept)
-      ends = max(ends, reset_till(l))
+      ends = max(ends, min(reset_till(l), now + CENTURY))
       writes[#writes + 1] = {l.key, value, expiry(l.key, ends, l.value and lingers(l), l.sooner)}
     end
   end

@@ -81,14 +81,17 @@ fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
     whole_permits(rate).filter(|_| !rate.is_zero()).and_then(exact).unwrap_or(rate)
 }
 
-/// Returns the share of a rate in steps: whole permits in steps of equal length, if each step has a
-/// permit for each process.
+/// Returns the share of a rate in steps: whole permits in each step, or one permit in several steps.
 fn fewer_in_steps(rate: Rate, processes: NonZeroU32) -> Rate {
-    let part = fraction(rate, 1, processes.get().into()).map(|(permits, parts)| permits / parts);
-    match part.and_then(|part| u64::try_from(part).ok()) {
-        Some(part @ 1..) => Rate::new(part, rate.period()).unwrap_or(rate),
-        _ => fewer(rate, processes),
-    }
+    let share = || {
+        let (permits, parts) = fraction(rate, 1, processes.get().into())?;
+        let (permits, steps) = match permits / parts {
+            0 => (1, u32::try_from(parts.div_ceil(permits.max(1))).ok()?),
+            whole => (u64::try_from(whole).ok()?, 1),
+        };
+        Rate::new(permits, rate.period().checked_mul(steps)?).ok()
+    };
+    if rate.is_zero() { rate } else { share().unwrap_or(rate) }
 }
 
 #[cfg(test)]
@@ -113,6 +116,8 @@ mod tests {
             ("fixed_window 2.5/s", "fixed_window 1/2s at_wall_clock 0s"),
             ("token_bucket 9.5/s burst 12 interval_refill", "token_bucket 2/s burst 3 interval_refill"),
             ("token_bucket 2.5/s burst 12 interval_refill", "token_bucket 1/2s burst 3 interval_refill"),
+            ("token_bucket 0.1/s burst 10 interval_refill", "token_bucket 1/40s burst 2 interval_refill"),
+            ("token_bucket 2/s burst 10 interval_refill", "token_bucket 1/2s burst 2 interval_refill"),
         ] {
             let config: PolicyConfig = line.parse().expect("a configuration");
             let expected: PolicyConfig = expected.parse().expect("a configuration");
@@ -152,7 +157,15 @@ mod tests {
                 for processes in (1..=32).filter_map(NonZeroU32::new) {
                     let part = part_of(config.clone(), processes);
                     assert!(period(&part).is_some(), "{config}, {processes}: {part}");
-                    if !line.contains("bucket") && !line.contains("smooth") {
+                    if line.contains("bucket") || line.contains("smooth") {
+                        // Bug: a share in steps had up to as many permits as the limit.
+                        let [whole, part] = [&config, &part].map(|config| {
+                            let policy = AnyPolicy::try_from(config.clone()).expect("a policy");
+                            tidegate::policy::Policy::rate(&policy).as_per_second()
+                        });
+                        let all = part * f64::from(processes.get());
+                        assert!(all <= whole * (1.0 + 1e-9), "{config}, {processes}: {part}");
+                    } else {
                         assert_eq!(period(&part), period(&config), "{config}, {processes}: {part}");
                     }
                     assert!(AnyPolicy::try_from(part).is_ok(), "{config}, {processes}");

@@ -230,4 +230,13 @@ fn permits_that_are_put_back_into_an_empty_stock_end_like_others() {
     account.put_back(last);
     assert!(!is_kicked(), "the end is known");
     assert!(matches!(ledger.plan(at(240), 0, false), Plan::Back(returns) if returns[0].permits == 5));
+    // Permits behind them end later.
+    let late = Reply { wait: 60_000 * MS, ..booked(60_000 * MS, vec![5]) };
+    for reply in [booked(MS, vec![5]), late] {
+        account.stock.add(account.piece(at(300), at(307), &reply, 0), 0);
+    }
+    let taken = account.take(at(340), 5).expect("they are usable");
+    is_kicked();
+    account.put_back(taken);
+    assert!(is_kicked(), "they end before the others");
 }
