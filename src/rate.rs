@@ -43,11 +43,11 @@ const OTHER_UNITS: [(&str, &str); 22] = [
 
 /// A number of permits per period of time: "5 per second", "1000 per 100 ms".
 ///
-/// A rate is exact. It is stored as written: a decimal number of permits, of up to 15 digits
-/// unless it is a whole number, and a whole number of nanoseconds. The rate read back from a limiter is therefore the rate that was given. Two rates
-/// are equal only if both numbers are equal: `300/min` is as fast as `5/s`, but not equal to it,
-/// because a window policy treats them differently. To compare speeds, use
-/// [`as_per_second`](Rate::as_per_second).
+/// A rate is exact. It is stored as written: a decimal number of permits, of up to 15 digits unless
+/// it is a whole number, and a whole number of nanoseconds. The rate read back from a limiter is
+/// therefore the rate that was given. Two rates are equal only if both numbers are equal: `300/min`
+/// is as fast as `5/s`, but not equal to it, because a window policy treats them differently. To
+/// compare speeds, use [`as_per_second`](Rate::as_per_second).
 ///
 /// # Examples
 ///

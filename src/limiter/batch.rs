@@ -168,7 +168,9 @@ impl<P: Policy, C: Timer> Batch<P, C> {
     }
 
     /// Creates a request that waits for as many permits as are available, at most the size.
-    fn request(&self) -> OwnedPending<Single<P>, C> {
+    fn request(&mut self) -> OwnedPending<Single<P>, C> {
+        // All permits of the last grant were handed out.
+        self.grant = None;
         let progress = Progress::with(1, &Request::up_to(self.size)).tracked();
         Pending::new(self.limiter.shared.clone(), progress)
     }

@@ -436,7 +436,6 @@ fn a_policy_that_panics_once_lets_no_request_overtake() {
     assert_eq!(waiter.as_mut().poll(&mut context).map_ok(Grant::waited), Poll::Ready(Ok(SECOND)));
 }
 
-/// The events of calls, in order.
 /// Two empty limiters on this clock, and a composite of them.
 fn two_of(clock: &Counted) -> ([RateLimiter<TokenBucket, Counted>; 2], AllOf<Counted>) {
     let bucket = TokenBucket::new(Rate::per_second(1), 1).start_empty();
@@ -502,6 +501,7 @@ fn a_clock_that_panics_while_a_request_joins_leaves_no_entry() {
     }
 }
 
+/// The events of calls, in order.
 #[derive(Default)]
 struct Told(Mutex<Vec<&'static str>>);
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidegate::policy::{AnyPolicy, Change, Crowd, Keep};
 use tidegate::{
-    FixedWindow, LeakyBucket, Nanos, Policy, Rate, Refusal, SlidingEstimate, SlidingLog, SlidingWindow,
-    SmoothBursty, TokenBucket,
+    FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, Rate, RateLimiter, Refusal, SlidingEstimate,
+    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
 };
 
 fn ms(ms: u64) -> Nanos {
@@ -535,6 +535,34 @@ fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     // Eleven permits are owed.
     let paid = secs(41).saturating_add(Nanos::new(100_000_000));
     assert_eq!(policy.ready_at(&state, secs(40), 0, 1), paid);
+    Ok(())
+}
+
+/// Bug: without a rate the debt stayed a time, so another rate made another number of permits of it.
+#[test]
+fn permits_owed_at_a_cold_limiter_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
+    let to = |rate: Rate| Change::rate(rate).keep(Keep::Count);
+    for (before, after) in [(10, 1), (1, 10)] {
+        let policy = SmoothWarmingUp::new(Rate::per_second(before), Duration::from_secs(4)).start_warm();
+        let state = policy.start(Nanos::ZERO);
+        policy.debit(&state, Nanos::ZERO, 10);
+        policy.change(&state, Nanos::ZERO, to(Rate::ZERO))?;
+        policy.change(&state, Nanos::ZERO, to(Rate::per_second(after)))?;
+        let direct = SmoothWarmingUp::new(Rate::per_second(before), Duration::from_secs(4)).start_warm();
+        let state_of_direct = direct.start(Nanos::ZERO);
+        direct.debit(&state_of_direct, Nanos::ZERO, 10);
+        direct.change(&state_of_direct, Nanos::ZERO, to(Rate::per_second(after)))?;
+        assert_eq!(policy.status(&state, Nanos::ZERO), direct.status(&state_of_direct, Nanos::ZERO));
+    }
+    // A change of the kind keeps the debt as well.
+    for line in ["smooth_bursty 10/s", "smooth_warming_up 10/s warm_up 4s start_warm"] {
+        let limiter = RateLimiter::with_clock(line.parse::<AnyPolicy>()?, ManualClock::new());
+        limiter.debit(20);
+        limiter.change(to(Rate::ZERO))?;
+        limiter.apply(&"token_bucket 10/s burst 1".parse()?, Keep::Count)?;
+        let told = limiter.status().next_in;
+        assert!(told > Duration::from_millis(1900), "{line}: {told:?}");
+    }
     Ok(())
 }
 

@@ -325,11 +325,12 @@ impl Shut for SmoothBursty {
         let at = now();
         let status = self.status_of(zero, at);
         // The next permit is granted on credit, so a debt of up to its cost is no permit owed.
+        let counted = self.rate.counted();
         let debt = match zero.saturating_sub(ticks::from_nanos(at)) {
             _ if zero == ticks::NEVER => zero,
-            debt => debt.saturating_sub(self.rate.price(1)),
+            debt => debt.saturating_sub(counted.price(1)),
         };
-        Remainder::of(status).owing(debt, self.rate.interval())
+        Remainder::of(status).owing(debt, counted)
     }
 }
 

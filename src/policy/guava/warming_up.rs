@@ -472,11 +472,12 @@ impl Shut for SmoothWarmingUp {
         let status = self.status_of(Word::decode(bits), at);
         // Counted at the cost of a warm permit, which is the lowest: too many rather than too few.
         // A debt of up to that cost is no permit owed, because the next one is granted on credit.
+        let counted = self.rate.counted();
         let debt = match Word::decode(bits).next {
             ticks::NEVER => ticks::NEVER,
-            next => next.saturating_sub(ticks::from_nanos(at)).saturating_sub(self.rate.price(1)),
+            next => next.saturating_sub(ticks::from_nanos(at)).saturating_sub(counted.price(1)),
         };
-        Remainder::of(status).owing(debt, self.rate.interval())
+        Remainder::of(status).owing(debt, counted)
     }
 }
 
@@ -660,7 +661,7 @@ impl Policy for SmoothWarmingUp {
     ) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_warming_up")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
-        let new = Interval::new(rate);
+        let (counted, new) = (self.rate.counted(), Interval::new(rate));
         let at = ticks::from_nanos(at);
         let level = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Nothing => replace(state, |_| Word {
@@ -676,11 +677,11 @@ impl Policy for SmoothWarmingUp {
                 // After the state, as in a bucket: `policy/bucket/in_force.rs`.
                 let at = at.max(ticks::from_nanos(now()));
                 let Word { coldness, next } = self.idled(word, at, old);
-                let coldness = owed(old, coldness, new).min(self.warm_up);
+                let coldness = owed(counted, coldness, new).min(self.warm_up);
                 let next = match next.checked_sub(at) {
                     // The debt has saturated, so its amount is lost and no rate makes it less.
                     _ if next == ticks::NEVER => next,
-                    Some(debt) if debt > 0 => at.saturating_add(owed(old, debt, new)),
+                    Some(debt) if debt > 0 => at.saturating_add(owed(counted, debt, new)),
                     _ => next,
                 };
                 Word { coldness, next }

@@ -862,7 +862,6 @@ mod tests {
         }
     }
 
-    /// Many tasks hold a permit each, and others take one and refund it.
     /// Bug: each grant that was undone split the refund of its permits once more.
     #[test]
     fn a_refund_stays_one_however_many_of_its_grants_are_undone() {
@@ -882,6 +881,7 @@ mod tests {
         assert_eq!(log.status(&state, now).available, 2000);
     }
 
+    /// Many tasks hold a permit each, and others take one and refund it.
     #[test]
     fn refunds_next_to_outstanding_grants_lose_no_permits() {
         let mut acts = vec![Act::Take(1, true); 19];
