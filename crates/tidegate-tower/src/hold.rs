@@ -58,10 +58,10 @@ impl Hold {
         }
     }
 
-    /// Obeys the trailers of a gRPC response, if it is an error. The headers were obeyed before.
+    /// Obeys the trailers of a gRPC response. The headers were obeyed before.
     pub(crate) fn obey_trailers(&mut self, trailers: &HeaderMap) {
         if let Held::Call(call) = &mut self.0
-            && trailers.get("grpc-status").is_some_and(|status| status != "0")
+            && trailers.contains_key("grpc-status")
         {
             call.obey(StatusCode::OK, trailers);
         }

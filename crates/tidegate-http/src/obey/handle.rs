@@ -410,7 +410,8 @@ impl Obey {
         wait.saturating_add(Duration::try_from_secs_f64(more).unwrap_or_default())
     }
 
-    fn pause_for(&self, wait: Duration) -> Result<(), AllRefusal> {
+    /// Pauses the limiter for exactly this time.
+    pub(super) fn pause_for(&self, wait: Duration) -> Result<(), AllRefusal> {
         let mut panic = FirstPanic::default();
         let paused = panic.catch(|| self.shared.limiter.pause_for(wait));
         // If a waker or an observer panicked, the limiter pauses nevertheless.
@@ -436,9 +437,9 @@ impl Obey {
             Some(body) => options.reader.read_with_body(status, headers, body),
             None => options.reader.read(status, headers),
         };
-        response.refused |= options.is_refusal(status, headers);
-        let is_success = !status.is_server_error() && !is_grpc_error(headers);
         let mut panic = FirstPanic::default();
+        response.refused |= panic.catch(|| options.is_refusal(status, headers)).unwrap_or_default();
+        let is_success = !status.is_server_error() && !is_grpc_error(headers) && !is_grpc_head(headers);
         let moved = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self, &mut panic));
         if let Some(bucket) = moved {
             // The call began at the limiter that its route now leaves.
@@ -450,7 +451,7 @@ impl Obey {
         if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, obeyed.paused_for)
             && obeyed.answer.is_global()
         {
-            scope_ref.pause_all(&self.shared.options.clock, wait, &mut panic);
+            scope_ref.pause_others(self, &self.shared.options.clock, wait, &mut panic);
         }
         panic.resume();
         obeyed
@@ -492,7 +493,8 @@ impl Obey {
         forget_timestamps(&mut response);
         let counts: Vec<_> = response.limits.iter().map(|limit| options.count(limit, members)).collect();
         let terms = Terms { max_pause: options.max_pause, back_off: options.back_off };
-        let now = self.now();
+        // Without its clock, the response counts as of the beginning of its call.
+        let now = panic.catch(|| self.now()).unwrap_or(ticket.began());
         let actions = self.state().learn(now, ticket, &response, &counts, is_success, terms);
         let (paused_for, error) = self.carry_out(&actions, panic);
         self.set_pace(now, &response, &counts, &actions, panic);
@@ -607,6 +609,12 @@ fn or_empty(result: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRef
 /// Returns whether the request asked for no permits. Such a request cannot be refused.
 fn is_zero_permits(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
+}
+
+/// Returns whether these are the headers of a gRPC response whose status comes in the trailers.
+fn is_grpc_head(headers: &HeaderMap) -> bool {
+    let is_grpc = |kind: &HeaderValue| kind.as_bytes().starts_with(b"application/grpc");
+    headers.get(http::header::CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key("grpc-status")
 }
 
 /// Returns whether the response is an error of a gRPC server: UNKNOWN, DEADLINE_EXCEEDED,

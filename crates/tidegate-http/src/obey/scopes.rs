@@ -251,17 +251,21 @@ impl Shared {
         drop((forgotten, ranked));
     }
 
-    fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration, panic: &mut FirstPanic) {
-        let now = self.clock.get_or_init(|| clock.clone()).now();
-        let until = now.saturating_add(wait.into());
+    /// Pauses all scopes but this one, which pauses already.
+    fn pause_others(&self, own: &Obey, clock: &Arc<dyn Clock>, wait: Duration, panic: &mut FirstPanic) {
+        let now = panic.catch(|| self.clock.get_or_init(|| clock.clone()).now());
         let mut state = self.state();
-        state.paused = state.paused.max(until);
+        if let Some(now) = now {
+            state.paused = state.paused.max(now.saturating_add(wait.into()));
+        }
         // The routes of a bucket may have been forgotten, and several routes can share a limiter.
         let all = state.scopes.values().chain(state.buckets.values());
-        let all: HashMap<usize, Obey> = all.map(|scope| (scope.obey.id(), scope.obey.clone())).collect();
+        let mut all: HashMap<usize, Obey> = all.map(|scope| (scope.obey.id(), scope.obey.clone())).collect();
         drop(state);
+        all.remove(&own.id());
         for obey in all.into_values() {
-            panic.catch(|| obey.pause_until(Some(until), now));
+            // A key without room for a pause has no permits either.
+            panic.catch(|| _ = obey.pause_for(wait));
         }
     }
 }
@@ -293,10 +297,16 @@ impl ScopeRef {
         Some(to.obey.clone().with_scope_ref(self.clone()))
     }
 
-    /// Pauses all scopes.
-    pub(super) fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration, panic: &mut FirstPanic) {
+    /// Pauses all scopes but this one, which pauses already.
+    pub(super) fn pause_others(
+        &self,
+        own: &Obey,
+        clock: &Arc<dyn Clock>,
+        wait: Duration,
+        panic: &mut FirstPanic,
+    ) {
         if let Some(scopes) = self.scopes.upgrade() {
-            scopes.pause_all(clock, wait, panic);
+            scopes.pause_others(own, clock, wait, panic);
         }
     }
 }

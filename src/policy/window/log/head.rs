@@ -32,8 +32,8 @@
 //!   up to its `n` permits too many. The bound is therefore one request per 2^14 givings-back
 //!   within one nanosecond of the log's time, if all of that coincides.
 //!
-//! In the same way a grant from before a reset counts as one from after it, if all that happened at
-//! the instant of the grant.
+//! A grant from before a reset, and one from after it at the same instant, are told apart by their
+//! versions as long as fewer than 2^14 givings-back came since.
 //!
 //! A wider version would make this rarer but not exclude it: the word has 128 bits, all in use.
 //!
