@@ -2,140 +2,118 @@
 
 use loom::thread;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::support::{model, model_of_three};
 use crate::policy::atomic_word::{AtomicWord, update};
-use crate::policy::{Policy, SmoothBursty, SmoothWarmingUp};
+use crate::policy::state::{BurstyState, WarmingUpCharge, WarmingUpState};
+use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
-use crate::sync::{AtomicU64, AtomicU128, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// Two takers race for one permit. One of them gets it.
-#[test]
-fn one_permit_is_taken_once() {
-    model(|| {
+/// Two takers race for one permit, by `take`. One of them gets it.
+fn two_takers(take: fn(&SmoothBursty, &BurstyState) -> bool) {
+    model(move || {
         let policy = Arc::new(SmoothBursty::new(Rate::per_second(1)));
         let state = Arc::new(policy.start(Nanos::ZERO));
         let other = {
             let (policy, state) = (policy.clone(), state.clone());
-            thread::spawn(move || policy.try_acquire(&state, Nanos::ZERO, 1).is_ok())
+            thread::spawn(move || take(&policy, &state))
         };
-        let mine = policy.try_acquire(&state, Nanos::ZERO, 1).is_ok();
-        assert!(mine != other.join().expect("no panic"));
-    });
-}
-
-/// Updates a word by a load and a store, which loses updates.
-fn broken_update(cell: &AtomicU64, step: impl Fn(u64) -> Result<u64, ()>) -> Result<(), ()> {
-    let new = step(cell.load(Ordering::Relaxed))?;
-    cell.store(new, Ordering::Relaxed);
-    Ok(())
-}
-
-/// The broken twin: with a load and a store, two takers take the same permit.
-#[test]
-#[should_panic(expected = "one of the two")]
-fn broken_one_permit_is_taken_once() {
-    model(|| {
-        let state = Arc::new(AtomicU64::new(0));
-        let take =
-            |state: &AtomicU64| broken_update(state, |word| if word == 0 { Ok(1) } else { Err(()) }).is_ok();
-        let other = {
-            let state = state.clone();
-            thread::spawn(move || take(&state))
-        };
-        let mine = take(&state);
+        let mine = take(&policy, &state);
         assert!(mine != other.join().expect("no panic"), "one of the two");
     });
 }
 
-/// Three threads grant different sizes. The sum equals that of one thread.
 #[test]
-fn no_grant_is_lost() {
-    model_of_three(|| {
+fn one_permit_is_taken_once() {
+    two_takers(|policy, state| policy.try_acquire(state, Nanos::ZERO, 1).is_ok());
+}
+
+/// The broken twin: decides in one step, and takes in another.
+#[test]
+#[should_panic(expected = "one of the two")]
+fn broken_one_permit_is_taken_once() {
+    two_takers(|policy, state| {
+        let is_due = policy.ready_at(state, Nanos::ZERO, 0, 1) == Nanos::ZERO;
+        if is_due {
+            policy.debit(state, Nanos::ZERO, 1);
+        }
+        is_due
+    });
+}
+
+/// Three threads add different numbers by `add`. The sum equals that of one thread.
+fn three_grants(add: fn(&AtomicU64, u64)) {
+    model_of_three(move || {
         let state = Arc::new(AtomicU64::new(0));
         let others: Vec<_> = [10, 100]
             .into_iter()
             .map(|n| {
                 let state = state.clone();
-                thread::spawn(move || update(&*state, |word| Ok::<_, ()>((word + n, ()))))
+                thread::spawn(move || add(&state, n))
             })
             .collect();
-        update(&*state, |word| Ok::<_, ()>((word + 1, ()))).expect("never refused");
+        add(&state, 1);
         for other in others {
-            other.join().expect("no panic").expect("never refused");
+            other.join().expect("no panic");
         }
-        assert_eq!(AtomicWord::load(&*state), 111);
+        assert_eq!(AtomicWord::load(&*state), 111, "the sum");
     });
 }
 
-/// Two takers and a thread that gives back share a warming-up limiter. The two numbers change
-/// together, so the result is that of some order of the three operations.
 #[test]
-fn two_numbers_change_together() {
-    model(|| {
-        let warm_up = std::time::Duration::from_secs(4);
-        let policy = Arc::new(SmoothWarmingUp::new(Rate::per_second(2), warm_up).start_warm());
+fn no_grant_is_lost() {
+    three_grants(|state, n| update(state, |word| Ok::<_, ()>((word + n, ()))).expect("never refused"));
+}
+
+/// The broken twin: a load and a store.
+#[test]
+#[should_panic(expected = "the sum")]
+fn broken_no_grant_is_lost() {
+    three_grants(|state, n| state.store(AtomicWord::load(state) + n, Ordering::Relaxed));
+}
+
+/// A taker, and a thread that gives back by `undo`, share a warming-up limiter. The two numbers
+/// change together, so the result is that of some order of the two operations.
+fn take_against_undo(undo: fn(&SmoothWarmingUp, &WarmingUpState, WarmingUpCharge)) {
+    model(move || {
+        let policy = Arc::new(SmoothWarmingUp::new(Rate::per_second(2), Duration::from_secs(4)).start_warm());
         let state = Arc::new(policy.start(Nanos::ZERO));
         let charge = policy.try_acquire(&state, Nanos::ZERO, 1).expect("the first");
-        let second = Nanos::new(500_000_000);
         let other = {
             let (policy, state) = (policy.clone(), state.clone());
-            thread::spawn(move || policy.try_acquire(&state, second, 2).is_ok())
+            thread::spawn(move || policy.try_acquire(&state, HALF_A_SECOND, 2).is_ok())
         };
-        policy.undo(&state, Nanos::ZERO, charge, u64::MAX);
+        undo(&policy, &state, charge);
         assert!(other.join().expect("no panic"), "due at 0.5 s at the latest");
-        let due = policy.ready_at(&state, second, 0, 1);
+        let due = policy.ready_at(&state, HALF_A_SECOND, 0, 1);
         // Undone first: free since 0, two permits taken at 0.5 s cost 1 s. Taken first: 1 s less
         // the half second.
-        assert!(due == Nanos::new(1_500_000_000) || due == Nanos::new(1_000_000_000), "{due:?}");
+        let of_some_order = due == Nanos::new(1_500_000_000) || due == Nanos::new(1_000_000_000);
+        assert!(of_some_order, "of some order: {due:?}");
     });
 }
 
-/// Stores two numbers one after the other.
-struct Halves {
-    coldness: AtomicU64,
-    next: AtomicU64,
+const HALF_A_SECOND: Nanos = Nanos::new(500_000_000);
+
+#[test]
+fn two_numbers_change_together() {
+    take_against_undo(|policy, state, charge| {
+        policy.undo(state, Nanos::ZERO, charge, u64::MAX);
+    });
 }
 
-/// The broken twin: each number has its own atomic, so two takers pay each other's cost.
+/// The broken twin: finds the state as the grant left it, and then restores the state of before.
 #[test]
-#[should_panic(expected = "prices of some order")]
+#[should_panic(expected = "of some order")]
 fn broken_two_numbers_change_together() {
-    // A permit costs 10 when cold and 1 when warm; the first permit warms up.
-    fn take(state: &Halves) -> u64 {
-        let price = if state.coldness.load(Ordering::Acquire) > 0 { 10 } else { 1 };
-        state.next.fetch_add(price, Ordering::AcqRel);
-        state.coldness.store(0, Ordering::Release);
-        price
-    }
-    model(|| {
-        let state = Arc::new(Halves { coldness: AtomicU64::new(1), next: AtomicU64::new(0) });
-        let other = {
-            let state = state.clone();
-            thread::spawn(move || take(&state))
-        };
-        let total = take(&state) + other.join().expect("no panic");
-        assert_eq!(total, 11, "prices of some order");
-    });
-}
-
-/// With both numbers in one word, the costs are correct for some order.
-#[test]
-fn one_word_of_two_numbers_is_priced_in_some_order() {
-    fn take(state: &AtomicU128) -> u128 {
-        let Ok(price) = update(state, |word| {
-            let price = if word >> 64 > 0 { 10 } else { 1 };
-            Ok::<_, std::convert::Infallible>(((word & u128::from(u64::MAX)) + price, price))
-        });
-        price
-    }
-    model(|| {
-        let state = Arc::new(AtomicU128::new(1 << 64));
-        let other = {
-            let state = state.clone();
-            thread::spawn(move || take(&state))
-        };
-        assert_eq!(take(&state) + other.join().expect("no panic"), 11);
+    take_against_undo(|policy, state, charge| {
+        if policy.ready_at(state, Nanos::ZERO, 0, 1) == HALF_A_SECOND {
+            policy.change(state, Nanos::ZERO, Change::reset()).expect("a reset");
+        } else {
+            policy.undo(state, Nanos::ZERO, charge, u64::MAX);
+        }
     });
 }
