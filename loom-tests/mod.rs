@@ -22,5 +22,6 @@ mod published;
 mod sliding_log;
 mod sliding_window;
 mod support;
+mod undo;
 mod up_to;
 mod windows;
