@@ -242,6 +242,89 @@ fn broken_a_reset_grants_the_limit_once_more() {
     });
 }
 
+/// A grant is undone by `undo` while another thread resets the log, and takes a permit at the same
+/// time. Returns how many permits are in use then.
+fn undone_against_a_reset(undo: fn(&SlidingLog, &LogState, LogCharge)) -> u64 {
+    let log = Arc::new(three_in_ten());
+    let state = Arc::new(log.start(Nanos::ZERO));
+    let charge = log.try_acquire(&state, Nanos::new(20), 1).expect("the first");
+    // Loom does not see the cell in which this is allocated.
+    state.give_back();
+    let undoing = {
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || undo(&log, &state, charge))
+    };
+    log.change(&state, Nanos::new(20), Change::reset()).expect("a reset");
+    log.try_acquire(&state, Nanos::new(20), 1).expect("nothing is in use");
+    undoing.join().expect("no panic");
+    3 - log.status(&state, Nanos::new(20)).available
+}
+
+#[test]
+fn a_grant_from_before_a_reset_gives_nothing_back() {
+    model(|| {
+        let in_use = undone_against_a_reset(|log, state, charge| {
+            log.undo(state, Nanos::new(20), charge, u64::MAX);
+        });
+        assert_eq!(in_use, 1, "the permit after the reset");
+    });
+}
+
+/// The broken twin: checks for a reset first, and then gives back a permit of that time.
+#[test]
+#[should_panic(expected = "the permit after the reset")]
+fn broken_a_grant_from_before_a_reset_gives_nothing_back() {
+    model(|| {
+        let in_use = undone_against_a_reset(|log, state, _| {
+            if state.head().version == 0 {
+                log.refund(state, Nanos::new(20), 1);
+            }
+        });
+        assert_eq!(in_use, 1, "the permit after the reset");
+    });
+}
+
+/// One permit was undone and is over, and two are in use. One of these is undone while `lengthen`
+/// changes to a window in which all three count. Returns how many of three permits are available.
+fn undone_while_the_window_becomes_longer(lengthen: fn(&SlidingLog, &LogState)) -> u64 {
+    let log = Arc::new(three_in_ten());
+    let state = Arc::new(log.start(Nanos::ZERO));
+    let take = |at| log.try_acquire(&state, Nanos::new(at), 1).expect("room");
+    log.undo(&state, Nanos::new(5), take(5), u64::MAX);
+    let [charge, _] = [20, 21].map(take);
+    let undoing = {
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || log.undo(&state, Nanos::new(21), charge, u64::MAX))
+    };
+    lengthen(&log, &state);
+    undoing.join().expect("no panic");
+    longer().status(&state, Nanos::new(21)).available
+}
+
+fn longer() -> SlidingLog {
+    SlidingLog::new("3/1000ns".parse::<Rate>().expect("a rate"))
+}
+
+#[test]
+fn undone_permits_count_as_undone_in_a_longer_window() {
+    model_up_to(3, || {
+        let available = undone_while_the_window_becomes_longer(|log, state| {
+            log.set_rate(state, Nanos::new(21), longer().rate());
+        });
+        assert_eq!(available, 2, "one is in use");
+    });
+}
+
+/// The broken twin: sets the window, and does not look for undone permits.
+#[test]
+#[should_panic(expected = "one is in use")]
+fn broken_undone_permits_count_as_undone_in_a_longer_window() {
+    model_up_to(3, || {
+        let available = undone_while_the_window_becomes_longer(|_, _| {});
+        assert_eq!(available, 2, "one is in use");
+    });
+}
+
 /// More permits are undone than the ring has spare entries, so the ring is copied while another
 /// thread takes.
 #[test]

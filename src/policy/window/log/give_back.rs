@@ -499,9 +499,12 @@ impl LogState {
     }
 
     /// Gives back a grant, as if it had not been made, as far as it is not over.
-    pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: &Window) {
+    pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: impl Fn() -> Window) {
         let back = self.give_back();
         let mut books = lock(&back.books);
+        // Under the lock: by the window before a change, credits would be over that `rewindow` has
+        // found to count again.
+        let window = &window();
         let run = self.run(charge.time, now, window);
         let (View { head, .. }, _) = self.settled(now, window);
         books.book.follow(self, back, window, head);
@@ -768,6 +771,7 @@ mod tests {
 
     use super::*;
     use crate::policy::{Policy, SlidingLog};
+    use crate::sync::try_lock;
     use crate::time::Nanos;
 
     const LIMIT: u32 = 20;
@@ -780,6 +784,20 @@ mod tests {
         Take(u32, bool),
         Refund(u32),
         Undo(usize, u32),
+    }
+
+    /// It once read the window before the lock. If the window became longer in between, credits that
+    /// count again were over once more, and their permits were in use.
+    #[test]
+    fn undoing_reads_the_window_under_the_lock_that_a_change_takes() {
+        let log = SlidingLog::new("3/10ns".parse().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let charge = log.try_acquire(&state, Nanos::new(1), 1).expect("the first");
+        state.undo(charge, charge.time, || {
+            assert!(try_lock(&state.give_back().books).is_none(), "the lock is taken");
+            log.window()
+        });
+        assert_eq!(log.status(&state, Nanos::new(1)).available, 3);
     }
 
     /// What happened to a log, at a time.

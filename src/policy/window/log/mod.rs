@@ -314,9 +314,8 @@ impl Policy for SlidingLog {
     }
 
     fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _most: u64) -> u64 {
-        let window = self.window();
-        if charge.n > 0 && !window.unlimited {
-            state.undo(charge, moment(at), &window);
+        if charge.n > 0 && !self.window().unlimited {
+            state.undo(charge, moment(at), || self.window());
         }
         u64::MAX
     }
