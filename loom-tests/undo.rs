@@ -230,11 +230,13 @@ fn left<P: Policy>(policy: &P, state: &P::State, charge: P::Charge) -> PolicySta
     policy.left(state, charge, NOW)
 }
 
-/// A request takes a permit before or after another one takes some. The other grant is undone while
-/// the request asks for what it left. That is never more than the limit less its own permit.
+/// A request takes a permit before or after another one takes some. The other grant is undone, or
+/// the limit is raised, by `meanwhile`, while the request asks for what it left. That is never more
+/// than the limit less its own permit.
 fn what_is_left<P: Policy>(
     policy: impl Fn() -> P + Send + Sync + 'static,
     (first, comes_second, others): (Nanos, bool, u32),
+    meanwhile: Undo<P>,
     left: Left<P>,
 ) {
     model_of_three(move || {
@@ -248,14 +250,18 @@ fn what_is_left<P: Policy>(
             (take(first, 1), take(NOW, others))
         };
         let both = Arc::new((policy, state));
-        let undoing = {
+        let other = {
             let both = both.clone();
-            thread::spawn(move || undo(&both.0, &both.1, other))
+            thread::spawn(move || meanwhile(&both.0, &both.1, other))
         };
         let PolicyStatus { available, limit, .. } = left(&both.0, &both.1, own);
         assert!(available < limit, "its own permit is in use");
-        undoing.join().expect("no panic");
+        other.join().expect("no panic");
     });
+}
+
+fn raise_the_limit<P: Policy>(policy: &P, state: &P::State, _: P::Charge) {
+    policy.set_rate(state, NOW, rate("8/4s"));
 }
 
 fn what_is_left_of<P: Policy>(
@@ -265,7 +271,8 @@ fn what_is_left_of<P: Policy>(
 ) {
     for first in first {
         for comes_second in [false, true] {
-            what_is_left(policy, (first, comes_second, others), left);
+            what_is_left(policy, (first, comes_second, others), undo, left);
+            what_is_left(policy, (first, comes_second, others), raise_the_limit, left);
         }
     }
 }
@@ -295,11 +302,11 @@ fn left_by_two_views<P: Policy>(policy: &P, state: &P::State, _: P::Charge) -> P
 #[test]
 #[should_panic(expected = "its own permit is in use")]
 fn broken_what_is_left_of_a_window_is_less_than_the_limit() {
-    what_is_left(|| SlidingWindow::new(rate("3/4s"), 2), (NOW, false, 1), left_by_two_views);
+    what_is_left(|| SlidingWindow::new(rate("3/4s"), 2), (NOW, false, 1), undo, left_by_two_views);
 }
 
 #[test]
 #[should_panic(expected = "its own permit is in use")]
 fn broken_what_is_left_of_a_log_is_less_than_the_limit() {
-    what_is_left(|| SlidingLog::new(rate("3/4s")), (NOW, false, 1), left_by_two_views);
+    what_is_left(|| SlidingLog::new(rate("3/4s")), (NOW, false, 1), undo, left_by_two_views);
 }

@@ -198,9 +198,12 @@ impl Cells {
     /// Returns how many permits were counted since a grant in the cell that began at `beginning`,
     /// which made the total `before`. Returns 0, as if the grant were the last one, if that is
     /// unknown: permits were given back since, or a change numbered the cells anew.
-    pub(crate) fn counted_since(&self, view: &View, number: u64, beginning: Stamp, before: u64) -> u64 {
+    pub(crate) fn counted_since(&self, view: &View, of: u64, beginning: Stamp, before: u64) -> u64 {
         let counted = total(view.head.total.wrapping_sub(before));
-        let is_known = self.cell(&view.head, number).is_some_and(|cell| cell.beginning == beginning);
+        // A slot may still show a cell from before a change, which is more than a ring behind.
+        let is_near = number(view.head.number.wrapping_sub(of)) < self.ring.len() as u64;
+        let cell = self.cell(&view.head, of).filter(|_| is_near);
+        let is_known = cell.is_some_and(|cell| cell.beginning == beginning);
         if is_known && counted <= MAX_OWED { counted } else { 0 }
     }
 
@@ -559,6 +562,18 @@ mod tests {
             state.cells.oldest.store(hint, Ordering::Relaxed);
             assert_eq!(policy.try_acquire(&state, at(750), 1).map(drop), full, "hint {hint}");
         }
+        Ok(())
+    }
+
+    /// Permits that were carried over once counted as taken after the grant.
+    #[test]
+    fn a_grant_from_before_a_change_left_no_more_than_there_is() -> Result<(), Refusal> {
+        let policy = SlidingWindow::new(Rate::per_second(3), 2);
+        let state = policy.start(Nanos::ZERO);
+        let charge = policy.try_acquire(&state, Nanos::ZERO, 1)?;
+        policy.try_acquire(&state, Nanos::ZERO, 1)?;
+        policy.set_rate(&state, Nanos::ZERO, Rate::per_second(8));
+        assert_eq!(policy.left(&state, charge, Nanos::ZERO).available, 6);
         Ok(())
     }
 }
