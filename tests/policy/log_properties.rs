@@ -182,7 +182,8 @@ impl Pair<'_> {
                 }
             }
             Call::Refund(n) => {
-                if n > 0 {
+                // A refund that gives nothing back notes no time.
+                if n > 0 && self.counting(self.judged_at()) > 0 {
                     self.latest = self.judged_at();
                 }
                 self.policy.refund(&self.state, Nanos::new(self.now), n);
