@@ -136,8 +136,9 @@ impl Request {
     /// requests of higher priority make it too late. To keep important traffic from taking every
     /// permit, give it a separate limiter.
     ///
-    /// Adding a request of high priority takes time proportional to the number of waiters with a
-    /// deadline and a lower priority: each waiter that is now too late is refused at once.
+    /// Adding a request of high priority takes time proportional to the number of waiters, if some
+    /// of a lower priority have a maximum wait: of the first 4,096 waiters, each one that is now too
+    /// late is refused at once.
     pub const fn priority(self, priority: i8) -> Request {
         Request { priority, ..self }
     }

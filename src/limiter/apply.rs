@@ -32,10 +32,10 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
     /// permits. The negative balance of a window ends with the window. So in any span that contains
     /// the change, at most as many permits are granted as the old policy allows until the change,
     /// plus the permits that accrue under the new policy after it. With `Keep::Nothing`, a full
-    /// burst or limit is granted in addition. `Unlimited` and `DenyAll` have no state: after them,
-    /// the new policy begins as in a new limiter, without the negative balance of the policy before
-    /// them. To grant nothing for a while, set the rate to [`Rate::ZERO`](crate::Rate::ZERO) or
-    /// pause the limiter.
+    /// burst or limit is granted in addition. `Unlimited` and `DenyAll` have no state: after
+    /// `Unlimited`, the new policy begins as in a new limiter, and after `DenyAll` without permits,
+    /// both without the negative balance of the policy before. To grant nothing for a while, set the
+    /// rate to [`Rate::ZERO`](crate::Rate::ZERO) or pause the limiter.
     ///
     /// Permits that a window or a log counted are counted from now on in the new policy. A dropped
     /// future or a settled reservation gives back nothing of a grant made before the change. The

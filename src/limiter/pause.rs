@@ -258,8 +258,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// permits given back since. Waiters that are due are granted at once. Returns whether the
     /// limiter was paused.
     ///
-    /// A window counts in real time. It has no more permits than when the pause began, and the
-    /// others come back after a window's length.
+    /// A window counts in real time. It has no more permits than when the pause began, plus those
+    /// given back since, even of grants that the window had forgotten by then; the others come back
+    /// after a window's length.
     pub fn resume(&self) -> bool {
         self.shared.resume()
     }
