@@ -69,8 +69,8 @@
 //! of this cell, or of a newer one; in the second case the head has also changed.
 //!
 //! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it
-//! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; and by
-//! `tests/policy/stress.rs`. Loom has no 128-bit atomic, see its README, so the last paragraph
+//! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; by
+//! `loom-tests/undo.rs`; and by `tests/policy/stress.rs`. Loom has no 128-bit atomic, see its README, so the last paragraph
 //! rests on the argument.
 
 use crate::policy::Keep;

@@ -61,8 +61,8 @@
 //! version: a grant that is undone over a multiple of `2^TURNS` changes at one instant may take a
 //! permit of another grant out.
 //!
-//! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by
-//! `tests/policy/stress.rs`.
+//! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; by
+//! `loom-tests/undo.rs`, also for what remains; and by `tests/policy/stress.rs`.
 
 use std::fmt;
 
