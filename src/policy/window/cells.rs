@@ -70,8 +70,8 @@
 //!
 //! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it
 //! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; by
-//! `loom-tests/undo.rs`; and by `tests/policy/stress.rs`. Loom has no 128-bit atomic, see its README, so the last paragraph
-//! rests on the argument.
+//! `loom-tests/undo.rs`; and by `tests/policy/stress.rs`. Loom has no 128-bit atomic, see its
+//! README, so the last paragraph rests on the argument.
 
 use crate::policy::Keep;
 use crate::policy::window::closable::{ClosableWord, OpenWord};
