@@ -10,7 +10,7 @@
 --   | 2      | seen   | us   | the latest server time of a write                              |
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
---   | 4      | held   | us   | the end of a pause, 0 without one                               |
+--   | 4      | held   | us   | the end of the last pause, 0 without one                        |
 --   | 5      | back   | byte | the length of the data about bookings that were given back;    |
 --   |        |        |      | this data precedes the numbers of the algorithm                |
 --
@@ -117,8 +117,8 @@
 -- Reset. The state is a new one. Bookings and grants of the old state do not count, so they are not
 -- given back. Their numbers are lower than those of the new state. A grant has no number: no grant
 -- of an instant up to that of the last old booking is given back. The key is kept for as long as
--- these could be given back to the old state: for twice its span after that instant, because an
--- estimate counts the window before as well.
+-- these could be given back to the old state: for twice its span after that instant, or after the
+-- end of a later pause, because an estimate counts the window before as well.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own maximum wait in us, and
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. The numbers of

@@ -80,9 +80,11 @@ if has_back then
   end
 end
 
--- The time from which nothing from before the last reset can be given back.
+-- The time from which nothing from before the last reset can be given back. A bucket stands still
+-- in a pause.
 local function reset_till(l)
-  return l.reset and l.reset + 2 * (l.kind.span and l.kind.span(l) or l.terms[2]) or 0
+  local span = l.kind.span and l.kind.span(l) or l.terms[2]
+  return l.reset and max(l.reset, l.held) + 2 * span or 0
 end
 
 -- Reads a value into the numbers of a limit.

@@ -90,7 +90,7 @@ elseif operation == 'resume' then
     other[i] = rest > 0 and 1 or 0
     if rest > 0 then
       if l.kind.resume then l.kind.resume(l) end
-      l.held, l.sooner = 0, (l.sooner or 0) + rest
+      l.held, l.sooner = l.now, (l.sooner or 0) + rest
       change(l)
     end
   end

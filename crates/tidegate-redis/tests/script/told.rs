@@ -125,6 +125,39 @@ fn predicted_waits_leave_nothing_behind_a_pause() {
     assert_eq!(state(true), state(false));
 }
 
+/// Bug: a bucket that stood still in a pause forgot a reset after twice its span of the clock. Then
+/// permits from before the reset came back.
+#[test]
+fn a_pause_does_not_make_a_bucket_forget_a_reset() {
+    // Returns how many permits are granted behind the pause.
+    let granted = |line, is_ended_sooner, settles| {
+        let mut bucket = Course::of(line)?;
+        bucket.call(0, TRY, 1);
+        assert_eq!(bucket.call(400, TRY, 18).answer, Answer::Done, "{line}");
+        bucket.call(401, Operation::Reset, 1);
+        bucket.pause(402, if is_ended_sooner { 3600 * MS } else { 1400 * MS }, true);
+        let mut settle = |bucket: &mut Course, at| {
+            if settles {
+                bucket.settle(at, 400, 18)
+            }
+        };
+        settle(&mut bucket, 1800);
+        if is_ended_sooner {
+            bucket.call(1802, Operation::Resume, 1);
+        }
+        settle(&mut bucket, 1802);
+        let count = (0..).take_while(|_| bucket.call(1802, TRY, 1).answer == Answer::Done).count();
+        settle(&mut bucket, 2000);
+        Some((count, (0..).take_while(|_| bucket.call(2000, TRY, 1).answer == Answer::Done).count()))
+    };
+    for is_ended_sooner in [false, true] {
+        for line in ["smooth_bursty 100/s max_burst 200ms", "token_bucket 100/s burst 20 start_with 0"] {
+            let [without, with] = [false, true].map(|settles| granted(line, is_ended_sooner, settles));
+            assert_eq!(without, with, "{line}, ended sooner: {is_ended_sooner}");
+        }
+    }
+}
+
 /// Bug: after a reset, and a clock that was set back by a day, no settlement gave anything back for
 /// a day.
 #[test]
