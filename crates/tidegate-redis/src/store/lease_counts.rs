@@ -29,7 +29,8 @@ pub struct LeaseCounts {
 impl LeaseCounts {
     /// Returns the permits that are out on lease: debited in the store, and neither used nor given
     /// back. After the last request they go back within 400 ms, at a fixed window of more than a
-    /// few seconds within 20 s.
+    /// few seconds within 20 s. A lease that was booked ahead for requests that were dropped goes
+    /// back 200 ms after it is due.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.taken.saturating_sub(self.used).saturating_sub(self.returned).saturating_sub(self.lost)
