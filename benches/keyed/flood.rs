@@ -19,8 +19,8 @@ use crate::{ALLOCATOR, Options, PART};
 const KEYS: u32 = 100_000;
 const ROUND: u32 = 20_000;
 
-/// Returns the nanoseconds of an attempt for a known key, the median of rounds, until `done`: of one
-/// round at least, even if the system lets this thread begin after the other one has ended.
+/// Returns the nanoseconds of an attempt for a known key, the median of rounds, until `done`. It is
+/// of one round at least, even if the system lets this thread begin after the other one has ended.
 fn known(limiter: &KeyedRateLimiter<u64>, seed: u64, done: &AtomicBool) -> f64 {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut times = Vec::new();

@@ -528,6 +528,7 @@ fn a_composite_does_not_starve_beside_two_busy_limits() {
     }
     panic!("it starves");
 }
+
 /// The second waiter asks for more than is available. Bug: it was left parked where the first
 /// waiter had let others pass.
 #[test]

@@ -105,8 +105,8 @@ mod tests {
         assert_eq!(futures_util::future::join_all(ends).await, [5, 5, 10, 10]);
     }
 
-    /// Bug: the calls that waited were tasks, of which a thread of a runtime of several threads runs
-    /// the last one first. A debit was sent behind a request that followed it.
+    /// Bug: the calls that waited were tasks, and a thread of a runtime of several threads runs the
+    /// last task first. A debit was sent behind a request that followed it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn calls_that_waited_go_on_in_their_order() {
         let calls = tokio::spawn(async {

@@ -94,7 +94,8 @@ impl Cluster {
     }
 
     /// Returns, once, the servers of which others have the slots by now, and the stand-in after a
-    /// slot without a known server got one. Calls no longer go to these servers, and so cannot end their rests.
+    /// slot without a known server got one. Calls no longer go to these servers, and so cannot end
+    /// their rests.
     pub(super) fn replaced(&self) -> Vec<Arc<Server>> {
         std::mem::take(&mut lock(&self.replaced))
     }

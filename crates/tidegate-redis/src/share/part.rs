@@ -136,6 +136,7 @@ mod tests {
             assert_eq!(tail(&got), tail(&expected), "{line}: {got}");
         }
     }
+
     /// Bug: the share of a rate that is no whole number was a float, which no script counts
     /// exactly. So a process had no share, or one with windows of another length.
     #[test]

@@ -136,7 +136,7 @@ fn a_pause_does_not_make_a_bucket_forget_a_reset() {
         assert_eq!(bucket.call(400, TRY, 18).answer, Answer::Done, "{line}");
         bucket.call(401, Operation::Reset, 1);
         bucket.pause(402, if is_ended_sooner { 3600 * MS } else { 1400 * MS }, true);
-        let mut settle = |bucket: &mut Course, at| {
+        let settle = |bucket: &mut Course, at| {
             if settles {
                 bucket.settle(at, 400, 18)
             }
