@@ -459,6 +459,10 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
         let shared = &self.shared;
         let (mut line, now) = shared.lock_for_composite(deferred);
         let is_new = seat == 0;
+        if is_new {
+            // A waiter that is due is not late because of this seat, even if its timer is.
+            line.serve(&mut shared.visit_at(now, deferred));
+        }
         let seat = match is_new {
             true => line.take_seat(&shared.rule, Demand::exactly(&n, priority), waiter.clone()),
             false => seat,
@@ -473,7 +477,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             line.refuse_moved_back(&mut shared.visit_at(now, deferred), priority);
         }
         let due = if line.settings.is_shadow() { Span::MIN } else { span(due, now) };
-        shared.unlock_and_recheck(line, news, 1, deferred);
+        shared.unlock_and_recheck(line, news || is_new, 1, deferred);
         (seat, due)
     }
 
@@ -518,6 +522,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             false => Err(limited(due, now)),
         };
         if seat == 0 && charge.is_ok() {
+            // If another member refuses just now, this share goes back, and these refusals stand.
             line.refuse_moved_back(visit, priority);
         }
         let grant = match charge {

@@ -479,6 +479,26 @@ fn a_composite_refuses_the_waiters_of_its_members_that_it_makes_too_late() {
     assert!(late.is_woken() && assert_ready!(late.poll()).is_err());
 }
 
+/// Bug: a composite that took a seat refused a waiter of the member that was due, if the alarm of
+/// the composite came first.
+#[test]
+fn a_seat_makes_no_waiter_late_that_is_due() {
+    let clock = ManualClock::new();
+    let window = FixedWindow::new("1/10s".parse().expect("a rate"));
+    let window = RateLimiter::with_clock(window, clock.clone());
+    let rate = Rate::new(1, Duration::from_millis(9_999)).expect("a rate");
+    let slow = RateLimiter::with_clock(TokenBucket::new(rate, 2), clock.clone());
+    assert!(window.try_acquire().is_ok() && slow.try_acquire_many(2).is_ok());
+    let mut due = spawn_pending(window.acquire_within(10 * SECOND));
+    let both = AllOf::new("window", &window).with("slow", &slow);
+    let of = |window, slow| AllRequest::from([("window", window), ("slow", slow)]).priority(1);
+    let _first = spawn_pending(both.acquire_many(of(0, 1)));
+    let _second = spawn_pending(both.acquire_many(of(1, 2)));
+    // Both are due, and their timers a little late.
+    clock.jump(10 * SECOND + MS);
+    assert_ready_ok!(due.poll());
+}
+
 /// Bug: a reservation of a window that no task awaited was refused, or moved the next one, because
 /// a composite waited behind it.
 #[test]
