@@ -212,7 +212,9 @@ impl Cluster {
         let server = self.redirected(to, from)?;
         let mut map = lock(&self.map);
         if let Some(owner) = map.owners.get_mut(slot) {
-            *owner = Some(server.clone());
+            if owner.replace(server.clone()).is_none() {
+                lock(&self.replaced).push(self.unknown.clone());
+            }
             // It may have granted permits of the slot since this process asked it last.
             lock(&server.silence).end();
         }
@@ -437,7 +439,14 @@ mod tests {
             cluster.learn(&[Range { first: 0, last, host: "127.0.0.1".into(), port: 2 }]);
             cluster.replaced().len()
         };
-        assert_eq!([8191, 8191, 9000, 9000, SLOTS - 1, SLOTS - 1].map(learn), [1, 0, 1, 0, 1, 0]);
+        assert_eq!([8191, 8191, 9000, 9000].map(learn), [1, 0, 1, 0]);
+        // By a redirection.
+        let moved = |slot| {
+            cluster.moved(slot, "127.0.0.1:2", &cluster.owner(0)).expect("a server");
+            cluster.replaced().len()
+        };
+        assert_eq!([9000, 9001, 9001].map(moved), [0, 1, 0]);
+        assert_eq!([SLOTS - 1, SLOTS - 1].map(learn), [1, 0]);
     }
 
     /// Bug: the slots of a server whose name was not known yet were those of the server that had
