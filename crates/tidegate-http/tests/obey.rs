@@ -1917,6 +1917,13 @@ fn an_error_of_a_grpc_server_is_no_success() {
             assert_eq!(world.paused_for(), secs(paused_for), "{grpc_status}, {has_trailers}");
         }
     }
+    // The status of gRPC-Web is in the body.
+    world.api.forget();
+    world.respond(429, &[]);
+    world.clock.advance(secs(2));
+    world.respond(200, &[("content-type", "application/grpc-web+proto")]);
+    world.respond(429, &[]);
+    assert_eq!(world.paused_for(), secs(1));
 }
 
 /// Bug: a global refusal paused the limiter of a bucket once for each route and once for the

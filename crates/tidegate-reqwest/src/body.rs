@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use reqwest::{Body, Response, ResponseBuilderExt};
+use reqwest::{Body, Response, ResponseBuilderExt, StatusCode};
 use tidegate_http::obey::Call;
 
 /// Returns the response with a body that keeps the call until it ends, fails or is dropped.
@@ -34,6 +34,13 @@ impl HttpBody for Held {
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(trailers) =
+                frame.trailers_ref().filter(|trailers| trailers.contains_key("grpc-status"))
+            && let Some(call) = &mut this.call
+        {
+            call.obey(StatusCode::OK, trailers);
+        }
         if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
             this.call = None;
         }
@@ -46,5 +53,38 @@ impl HttpBody for Held {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::Bytes;
+    use http::{HeaderMap, HeaderName, HeaderValue};
+    use http_body_util::{BodyExt, Full};
+    use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    use tidegate_http::obey::{Obey, Options};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pushback_in_the_trailers_of_grpc_pauses() {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 5), clock.clone());
+        let obey = Obey::with_options(limiter.clone(), Options::new().clock(clock).jitter(0.0));
+        let call = obey.try_acquire().expect("the limiter is full");
+        let trailers = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "1500")];
+        let trailers = HeaderMap::from_iter(
+            trailers.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))),
+        );
+        let body = Full::new(Bytes::from("data")).with_trailers(async { Some(Ok(trailers)) });
+        let response = keep_until_end(http::Response::new(Body::wrap(body)).into(), call);
+        assert!(limiter.try_acquire().is_ok());
+        let whole = Body::from(response).collect().await.expect("a body");
+        assert!(whole.trailers().is_some());
+        let refusal = limiter.try_acquire().expect_err("the server asked for a pause");
+        // After the pause, calls start one interval apart.
+        assert_eq!(refusal.retry_after(), Some(Duration::from_millis(1500 + 200)));
     }
 }

@@ -61,6 +61,9 @@ impl Call {
 
     /// Obeys the response of the server: pauses the limiter, or lowers its available permits. The
     /// call is no longer in flight.
+    ///
+    /// A gRPC server mostly sends its status in trailers: call this again with status 200 and the
+    /// trailers. Without them, the call does not count as a success.
     pub fn obey(&mut self, status: StatusCode, headers: &HeaderMap) -> Obeyed {
         self.obey.obey(&mut self.ticket, status, headers, None)
     }

@@ -611,9 +611,13 @@ fn is_zero_permits(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
 }
 
-/// Returns whether these are the headers of a gRPC response whose status comes in the trailers.
+/// Returns whether these are the headers of a gRPC response whose status comes in the trailers. The
+/// status of gRPC-Web is in the body.
 fn is_grpc_head(headers: &HeaderMap) -> bool {
-    let is_grpc = |kind: &HeaderValue| kind.as_bytes().starts_with(b"application/grpc");
+    let is_grpc = |kind: &HeaderValue| {
+        let rest = kind.as_bytes().strip_prefix(b"application/grpc");
+        rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
+    };
     headers.get(http::header::CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key("grpc-status")
 }
 
