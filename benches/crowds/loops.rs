@@ -31,8 +31,12 @@ fn wake_ups(case: &str, loops: usize, options: &Options) {
         let work = || {
             let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
             runtime.block_on(async {
-                while !done.load(Ordering::Relaxed) {
+                loop {
                     limiter.acquire().await.expect("the queue has no bounds");
+                    // The permits that end the tasks are not counted.
+                    if done.load(Ordering::Relaxed) {
+                        return;
+                    }
                     permits.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -43,7 +47,8 @@ fn wake_ups(case: &str, loops: usize, options: &Options) {
         done.store(true, Ordering::Relaxed);
         // Lets threads that still wait return at once.
         limiter.set_rate(Rate::UNLIMITED);
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+        // Each thread wakes up once more for that.
+        threads.into_iter().map(|thread| thread.join().expect("no panic").saturating_sub(1)).sum()
     });
     let permits = f64::from(permits.load(Ordering::Relaxed));
     let cpu = before.elapsed().as_secs_f64() * 1e6;

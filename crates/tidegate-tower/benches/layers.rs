@@ -228,7 +228,7 @@ async fn requests(rounds: u32) {
 }
 
 fn main() {
-    let rounds = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(101);
+    let rounds = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(101).max(1);
     calls(rounds);
     // One thread: the work of the client and the server adds up.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -73,13 +73,16 @@ pub(crate) fn round<F: Future<Output = ()>>(
     let tasks = (0..tasks).map(|_| async {
         let mut times = Vec::with_capacity(1 << 16);
         let mut before = Instant::now();
-        while before.duration_since(begun) < ROUND {
+        // One call at least, even if the system stopped this process meanwhile.
+        loop {
             call().await;
             let now = Instant::now();
             times.push(now.duration_since(before));
             before = now;
+            if now.duration_since(begun) >= ROUND {
+                return times;
+            }
         }
-        times
     });
     let times = runtime.block_on(futures_util::future::join_all(tasks));
     let (took, own) = (begun.elapsed(), own_cpu().saturating_sub(own));
@@ -153,7 +156,7 @@ fn print(name: &str, Round { per_second, median, cpu, own_cpu }: &Round, beside:
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let option = |name: &str| args.iter().position(|arg| arg == name).and_then(|i| args.get(i + 1));
-    let rounds = option("--rounds").and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+    let rounds = option("--rounds").and_then(|rounds| rounds.parse().ok()).unwrap_or(5).max(1);
     let only = option("--only");
     let Some(server) = Server::start() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
