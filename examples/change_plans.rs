@@ -38,7 +38,7 @@ fn apply(limiters: &Limiters, text: &str) -> Result<(), Box<dyn std::error::Erro
     let plans = toml::from_str::<Plans>(text)?;
     // All plans are checked before the first one is changed.
     for (name, plan) in &plans {
-        limiters.get(name).ok_or("there is no such plan")?;
+        limiters.get(name).ok_or_else(|| format!("there is no plan {name:?}"))?;
         AnyPolicy::try_from(plan.limit.clone())?;
     }
     for (name, plan) in plans {

@@ -1,6 +1,9 @@
 //! An axum server with a plan for each API key, read from TOML. Each response has the `RateLimit`
 //! headers of its own decision. A call above the plan gets 429 and `Retry-After`. It prints the
 //! status and the headers of six calls: `cargo run --features keyed,serde --example limit_per_user`
+//!
+//! Here each text is a user. A real server checks first that the key is one of its own: otherwise a
+//! client gets a new limit with each key that it makes up.
 
 use std::collections::HashMap;
 

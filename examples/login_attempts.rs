@@ -1,6 +1,9 @@
 //! A limit of failed logins, by account and by address. Only failures count: a right password gives
 //! its permits back. It prints what became of ten logins.
 //!
+//! A client often has all addresses of an IPv6 network. A real server limits the first 64 bits of
+//! such an address.
+//!
 //! `cargo run --features keyed --example login_attempts`
 
 use std::net::IpAddr;

@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 
 use transfer::{Way, run};
 
@@ -27,22 +28,22 @@ use transfer::{Way, run};
 #[command(name = "bandwidth")]
 pub(crate) struct Arguments {
     /// The number of connections.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     connections: usize,
     /// The number of greedy connections.
     #[arg(long, default_value_t = 2)]
     greedy: usize,
     /// Bytes per second, of all connections.
-    #[arg(long, default_value_t = 10_000_000)]
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(50..))]
     rate: u32,
     /// The buffer of a connection that is not greedy, and the largest chunk.
-    #[arg(long, default_value_t = 64 << 10)]
+    #[arg(long, default_value_t = 64 << 10, value_parser = clap::value_parser!(u32).range(1..))]
     buffer: u32,
     /// The duration in seconds.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// Measures only one of the ways: `no-limit`, `tidegate` or `async-speed-limit`.
-    #[arg(long)]
+    /// Measures only one of the ways.
+    #[arg(long, value_parser = ["no-limit", "tidegate", "async-speed-limit"])]
     only: Option<String>,
     /// Draws the bytes of each connection over time, for each way with a limit.
     #[arg(long, value_name = "FILE.svg")]

@@ -98,6 +98,9 @@ fn limited_rate(text: &str) -> Result<Rate, Box<dyn Error + Send + Sync>> {
     if rate.is_unlimited() {
         return Err("there is nothing to show without a limit; for no limiter use --limiter none".into());
     }
+    if rate.is_zero() {
+        return Err("without a rate no call would ever begin".into());
+    }
     Ok(rate)
 }
 

@@ -106,7 +106,9 @@ fn run(out: &Path) -> Result<bool, Box<dyn Error>> {
             as_claimed = false;
         }
     }
-    fs::write(out.join("links.md"), links)?;
+    if as_claimed {
+        fs::write(out.join("links.md"), links)?;
+    }
     Ok(as_claimed)
 }
 

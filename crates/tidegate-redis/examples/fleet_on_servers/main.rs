@@ -103,7 +103,10 @@ fn short() -> Result<Option<f64>, Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
         [] => Ok(None),
-        [name, seconds] if name == "--seconds" => Ok(Some(seconds.parse()?)),
+        [name, text] if name == "--seconds" => match text.parse::<f64>() {
+            Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(Some(seconds)),
+            _ => Err(format!("--seconds {text}: the value is a number of seconds").into()),
+        },
         _ => Err("the arguments are --seconds or --soak, and a number".into()),
     }
 }

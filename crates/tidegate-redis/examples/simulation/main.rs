@@ -56,7 +56,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let over = match part.as_deref() {
         Some("loads") => loads(folder)?,
         Some("faults") => faults(folder)?,
-        _ => loads(folder)? + faults(folder)?,
+        None => loads(folder)? + faults(folder)?,
+        Some(other) => return Err(format!("{other}: the argument is loads or faults").into()),
     };
     if over > 0 {
         return Err("a span got more than the bound".into());
