@@ -87,21 +87,24 @@ fn a_refund_gives_back_no_permits_of_later_windows_or_of_bookings() {
     }
 }
 
+/// Limits of each kind that grant five permits at once, and five in a second.
+const FIVE_AT_ONCE: [&str; 9] = [
+    "token_bucket 5/s burst 5",
+    "token_bucket 5/s burst 5 interval_refill",
+    "leaky_bucket 5/s nodelay 4",
+    "smooth_bursty 5/s max_burst 800ms start_full",
+    "fixed_window 5/s",
+    "fixed_window 5/s from_first_grant",
+    "sliding_window 5/s cells 5",
+    "sliding_estimate 5/s",
+    "sliding_log 5/s",
+];
+
 /// Permits from before a reset came back after it: a limit of 5 granted 10 at one time.
 #[test]
 fn nothing_comes_back_from_before_a_reset() {
     let Some(mut store) = Store::new() else { return };
-    for line in [
-        "token_bucket 5/s burst 5",
-        "token_bucket 5/s burst 5 interval_refill",
-        "leaky_bucket 5/s nodelay 4",
-        "smooth_bursty 5/s max_burst 800ms start_full",
-        "fixed_window 5/s",
-        "fixed_window 5/s from_first_grant",
-        "sliding_window 5/s cells 5",
-        "sliding_estimate 5/s",
-        "sliding_log 5/s",
-    ] {
+    for line in FIVE_AT_ONCE {
         // The times between the grant, the reset, and what follows it.
         for (i, [until_reset, behind_it]) in [[0, 0], [0, 1], [1, 0], [1, 1]].into_iter().enumerate() {
             let mut limit = Limit::new(line);
@@ -159,17 +162,7 @@ fn nothing_comes_back_from_before_a_reset() {
 fn a_reset_is_remembered_until_nothing_can_come_back() {
     let Some(mut store) = Store::new() else { return };
     let pause = |keep_permits| Operation::Pause { span: Duration::from_millis(1), keep_permits };
-    for line in [
-        "token_bucket 5/s burst 5",
-        "token_bucket 5/s burst 5 interval_refill",
-        "leaky_bucket 5/s nodelay 4",
-        "smooth_bursty 5/s max_burst 800ms start_full",
-        "fixed_window 5/s",
-        "fixed_window 5/s from_first_grant",
-        "sliding_window 5/s cells 5",
-        "sliding_estimate 5/s",
-        "sliding_log 5/s",
-    ] {
+    for line in FIVE_AT_ONCE {
         for (i, meanwhile) in [Operation::Status, TRY, pause(true), pause(false)].into_iter().enumerate() {
             let mut limit = Limit::new(line);
             limit.key.push_str(&format!("-remembered-{i}"));
@@ -203,16 +196,7 @@ fn a_reset_is_remembered_until_nothing_can_come_back() {
 #[test]
 fn a_reset_forgets_a_debit_of_a_pause() {
     let Some(mut store) = Store::new() else { return };
-    for line in [
-        "token_bucket 5/s burst 5",
-        "token_bucket 5/s burst 5 interval_refill",
-        "leaky_bucket 5/s nodelay 4",
-        "smooth_bursty 5/s max_burst 800ms start_full",
-        "fixed_window 5/s",
-        "sliding_window 5/s cells 5",
-        "sliding_estimate 5/s",
-        "sliding_log 5/s",
-    ] {
+    for line in FIVE_AT_ONCE {
         for (i, (waits, pauses)) in [(0, 1), (0, 2), (1, 1), (2, 2)].into_iter().enumerate() {
             let mut limit = Limit::new(line);
             limit.key.push_str(&format!("-debit-{i}"));
