@@ -58,8 +58,8 @@ fn a_leaky_bucket_lets_one_out() {
     model_of_three(|| assert_eq!(granted_of_three(LeakyBucket::new(Rate::per_second(1)), SECOND), 1));
 }
 
-/// A permit of the old window is given back by `give_back` while another thread turns the window. It
-/// is not credited to the new window.
+/// A permit of the old window is given back by `give_back` while another thread turns the window.
+/// The new window is not credited with it.
 fn given_back_while_it_turns(give_back: fn(&FixedWindow, &FixedState, FixedCharge)) {
     model(move || {
         let policy = Arc::new(FixedWindow::new(Rate::per_second(1)));

@@ -137,8 +137,8 @@ impl Request {
     /// permit, give it a separate limiter.
     ///
     /// Adding a request of high priority takes time proportional to the number of waiters, if some
-    /// of a lower priority have a maximum wait: of the first 4,096 waiters, each one that is now too
-    /// late is refused at once.
+    /// of a lower priority have a maximum wait: of the first 4,096 waiters, each one that is now
+    /// too late is refused at once.
     pub const fn priority(self, priority: i8) -> Request {
         Request { priority, ..self }
     }

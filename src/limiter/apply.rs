@@ -34,8 +34,8 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
     /// plus the permits that accrue under the new policy after it. With `Keep::Nothing`, a full
     /// burst or limit is granted in addition. `Unlimited` and `DenyAll` have no state: after
     /// `Unlimited`, the new policy begins as in a new limiter, and after `DenyAll` without permits,
-    /// both without the negative balance of the policy before. To grant nothing for a while, set the
-    /// rate to [`Rate::ZERO`](crate::Rate::ZERO) or pause the limiter.
+    /// both without the negative balance of the policy before. To grant nothing for a while, set
+    /// the rate to [`Rate::ZERO`](crate::Rate::ZERO) or pause the limiter.
     ///
     /// Permits that a window or a log counted are counted from now on in the new policy. A dropped
     /// future or a settled reservation gives back nothing of a grant made before the change. The

@@ -328,9 +328,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Sums::new(rule, &sizes, weight)
     }
 
-    /// Returns when the entries that are served, counted from the head, satisfy `fits`. It gets the
-    /// numbers of requests and permits served. Returns `None` if it never returns true, or not within
-    /// the part of the queue that is searched.
+    /// Returns when the entries that are served, counted from the head, satisfy `fits`, which gets
+    /// the numbers of requests and permits served. Returns `None` if `fits` never returns true, or
+    /// not within the part of the queue that is searched.
     pub(super) fn served_when(&self, visit: &Visit<'_, R>, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {

@@ -420,7 +420,8 @@ fn a_member_in_shadow_refuses_no_request_for_good() {
     }
 }
 
-/// Bug: the maximum wait of a bucket in shadow mode refused a request that waits for another member.
+/// Bug: the maximum wait of a bucket in shadow mode refused a request that waited for another
+/// member.
 #[test]
 fn a_member_in_shadow_bounds_no_wait() {
     let clock = ManualClock::new();

@@ -538,7 +538,8 @@ fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Bug: without a rate the debt stayed a time, so another rate made another number of permits of it.
+/// Bug: without a rate the debt stayed a time, so another rate turned the debt into another number
+/// of permits.
 #[test]
 fn permits_owed_at_a_cold_limiter_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     let to = |rate: Rate| Change::rate(rate).keep(Keep::Count);

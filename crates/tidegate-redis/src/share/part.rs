@@ -81,7 +81,8 @@ fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
     whole_permits(rate).filter(|_| !rate.is_zero()).and_then(exact).unwrap_or(rate)
 }
 
-/// Returns the share of a rate in steps: whole permits in each step, or one permit in several steps.
+/// Returns the share of a rate in steps: whole permits in each step, or one permit in several
+/// steps.
 fn fewer_in_steps(rate: Rate, processes: NonZeroU32) -> Rate {
     let share = || {
         let (permits, parts) = fraction(rate, 1, processes.get().into())?;

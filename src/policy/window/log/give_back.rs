@@ -786,8 +786,8 @@ mod tests {
         Undo(usize, u32),
     }
 
-    /// It once read the window before the lock. If the window became longer in between, credits that
-    /// count again were over once more, and their permits were in use.
+    /// Bug: an undo read the window before the lock. If the window became longer in between, credits
+    /// that count again were over once more, and their permits were in use.
     #[test]
     fn undoing_reads_the_window_under_the_lock_that_a_change_takes() {
         let log = SlidingLog::new("3/10ns".parse().expect("a rate"));
