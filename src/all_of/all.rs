@@ -485,7 +485,9 @@ impl<C: Timer> Rule for All<C> {
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
             let position = lock(&self.seats).position(index, ask.priority);
-            match member.take(late, position, (n, ask.priority), deferred) {
+            // A policy may panic.
+            let share = deferred.run_with(|deferred| member.take(late, position, (n, ask.priority), deferred));
+            match share.unwrap_or_else(|| Err(limited(now, now))) {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
                     taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));

@@ -1,12 +1,15 @@
 //! Composites with a member that is paused, reserves a share, is in shadow mode, or is the limiter
 //! of a key.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::support::asked::Asked;
 use crate::support::{Bucket, MS, bucket, spawn_pending};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, FixedWindow, Grant, LeakyBucket,
-    ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
+    ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -478,6 +481,27 @@ fn a_composite_refuses_the_waiters_of_its_members_that_it_makes_too_late() {
     let all = AllOf::new("a", &a);
     let _high = spawn_pending(all.acquire_many(AllRequest::new().priority(1)));
     assert!(late.is_woken() && assert_ready!(late.poll()).is_err());
+}
+
+/// Bug: the permits that a waiting composite took from its first member were lost when the policy
+/// of the second one panicked.
+#[test]
+fn a_policy_that_panics_costs_the_other_members_no_permits() {
+    let clock = ManualClock::new();
+    let (a, policy) = (bucket(&clock, 1, 1), Asked::new(SmoothBursty::new(Rate::per_second(1))));
+    let b = RateLimiter::with_clock(policy, clock.clone());
+    assert!(a.try_acquire().is_ok());
+    let all = AllOf::new("a", &a).with("b", &b);
+    let mut wait = spawn_pending(all.acquire());
+    b.policy().panics_at_takes.store(true, Ordering::Relaxed);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        clock.advance(SECOND);
+        _ = wait.poll();
+    }));
+    assert!(panicked.is_err());
+    b.policy().panics_at_takes.store(false, Ordering::Relaxed);
+    drop(wait);
+    assert!(a.try_acquire().is_ok());
 }
 
 /// Bug: a composite that took a seat refused a waiter of the member that was due, if the alarm of

@@ -1,6 +1,6 @@
 //! A policy whose calls are counted.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tidegate::policy::PolicyStatus;
 use tidegate::{Change, Nanos, Policy, PolicyError, Rate, Refusal, SmoothBursty};
@@ -14,12 +14,15 @@ pub(crate) struct Asked {
     pub(crate) weighed: AtomicUsize,
     /// The number of the call at which it panics.
     pub(crate) panics_at: AtomicUsize,
+    /// Whether it panics when permits are taken.
+    pub(crate) panics_at_takes: AtomicBool,
 }
 
 impl Asked {
     pub(crate) fn new(policy: SmoothBursty) -> Asked {
         let (times, weighed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Asked { policy, times, weighed, panics_at: AtomicUsize::new(usize::MAX) }
+        let panics_at = AtomicUsize::new(usize::MAX);
+        Asked { policy, times, weighed, panics_at, panics_at_takes: AtomicBool::new(false) }
     }
 }
 
@@ -32,6 +35,7 @@ impl Policy for Asked {
     }
 
     fn try_acquire(&self, state: &Self::State, at: Nanos, n: u32) -> Result<Self::Charge, Refusal> {
+        assert!(!self.panics_at_takes.load(Ordering::Relaxed), "a policy that panics");
         self.policy.try_acquire(state, at, n)
     }
 
