@@ -27,7 +27,7 @@ impl Limit {
     /// begins.
     fn numbers(self) -> [u32; 3] {
         match self {
-            Limit::Plenty => [3_600_000, 4 * BILLION, 2 * BILLION],
+            Limit::Plenty => [360_000, 4 * BILLION, 2 * BILLION],
             Limit::Fresh => [3_600_000_000, 10, 1],
             Limit::Spent => [1, 1, 1],
         }

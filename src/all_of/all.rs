@@ -486,7 +486,8 @@ impl<C: Timer> Rule for All<C> {
         for (index, member, n) in self.rates(ask) {
             let position = lock(&self.seats).position(index, ask.priority);
             // A policy may panic.
-            let share = deferred.run_with(|deferred| member.take(late, position, (n, ask.priority), deferred));
+            let share =
+                deferred.run_with(|deferred| member.take(late, position, (n, ask.priority), deferred));
             match share.unwrap_or_else(|| Err(limited(now, now))) {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {

@@ -9,7 +9,8 @@ use crate::support::asked::Asked;
 use crate::support::{Bucket, MS, bucket, spawn_pending};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, FixedWindow, Grant, LeakyBucket,
-    ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, WhenFull,
+    ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket,
+    WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};

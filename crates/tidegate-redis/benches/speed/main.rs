@@ -107,13 +107,15 @@ fn limiter(store: &Store, tag: &str, is_leased: bool) -> AnyLimiter {
 
 /// Other limiters, if they are available.
 fn peers(server: &Server) -> Vec<(String, Round)> {
-    let node = "cp $FROM/peers/* . && npm install --silent --no-audit --no-fund >&2 && node peers.js";
-    let trypema = "cargo run --quiet --release --target-dir target --manifest-path $FROM/trypema/Cargo.toml";
+    let node = "cp \"$FROM\"/peers/* . && npm install --silent --no-audit --no-fund >&2 && node peers.js";
+    let trypema =
+        "cargo run --quiet --release --target-dir target --manifest-path \"$FROM\"/trypema/Cargo.toml";
     let rounds =
         [("node", node, "node and npm"), ("trypema", trypema, "cargo")].map(|(name, command, needs)| {
             let target = format!("{}/peers/{name}", env!("CARGO_TARGET_TMPDIR"));
             let command = Command::new("sh")
-                .args(["-c", &format!("mkdir -p {target} && cd {target} && {command}")])
+                .args(["-c", &format!("mkdir -p \"$TARGET\" && cd \"$TARGET\" && {command}")])
+                .env("TARGET", target)
                 .env("FROM", concat!(env!("CARGO_MANIFEST_DIR"), "/benches/speed"))
                 .env("SOCKET", server.socket())
                 .stderr(Stdio::null())
