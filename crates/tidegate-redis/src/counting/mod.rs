@@ -1,6 +1,7 @@
 //! [`StoreCountingLimit`]: permits in use over all processes.
 
 pub(crate) mod call;
+pub(crate) mod in_process;
 mod line;
 mod wait;
 
@@ -90,7 +91,8 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 /// # While the store is away
 ///
 /// Permits that are out stay out. A process decides by its [`WhileAway`](crate::WhileAway); for its
-/// share it counts all permits that it holds. A request that is larger than the share is refused as
+/// share it counts all permits that it holds, by all limits that it built over this store for this
+/// tag. A request that is larger than the share is refused as
 /// [`Refusal::Unavailable`]. In a pause that this process knows of, it grants nothing. When the
 /// store is back, even without its state, each process reports the permits that it holds. No permit
 /// is granted until fewer permits than the limit are in use.
@@ -179,6 +181,7 @@ impl CountingBuilder {
         let key = key::counting(store.prefix(), &tag);
         let shared = Shared {
             known_pause: store.known_pause(&[key.clone()].into()),
+            in_process: store.held_by_key().of(&key),
             key,
             observers: Arc::new(Observers::new(store.events().cloned())),
             store,

@@ -264,7 +264,7 @@ impl StoreBuilder {
             shared.clients.need();
         }
         let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
-        let known_pauses = Arc::default();
+        let (known_pauses, held_by_key) = (Arc::default(), Arc::default());
         let inner = Inner {
             #[cfg(test)]
             test: super::TestClock::default(),
@@ -277,6 +277,7 @@ impl StoreBuilder {
             has_counting: AtomicBool::new(false),
             shares,
             known_pauses,
+            held_by_key,
             runtime: OnceLock::new(),
             is_on_runtime,
         };

@@ -27,6 +27,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::block_on::{Blocks, block_on};
+use crate::counting::in_process::HeldByKey;
 use crate::error::StoreError;
 use crate::known_pause::{KnownPauses, PauseOfKeys};
 use crate::lock::lock;
@@ -102,6 +103,7 @@ struct Inner {
     has_counting: AtomicBool,
     shares: Shares,
     known_pauses: Arc<KnownPauses>,
+    held_by_key: Arc<HeldByKey>,
     /// The runtime that makes the calls; unset if a model makes them.
     runtime: OnceLock<Handle>,
     /// Whether that runtime is the user's, and not that of the store's thread.
@@ -200,6 +202,11 @@ impl Store {
     /// What this process knows of the pause of these keys.
     pub(crate) fn known_pause(&self, keys: &Arc<[String]>) -> PauseOfKeys {
         self.0.known_pauses.of(keys)
+    }
+
+    /// The permits in use that this process holds.
+    pub(crate) fn held_by_key(&self) -> &Arc<HeldByKey> {
+        &self.0.held_by_key
     }
 
     /// Notes the last booking of a queue that is gone.

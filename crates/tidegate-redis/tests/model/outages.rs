@@ -976,3 +976,53 @@ fn many_queues_ask_together_whether_the_store_is_back() {
         }
     });
 }
+
+/// Bug: each limit that a process built for a tag granted a share of its own, so a process that
+/// built a limit for each request granted any number of permits.
+#[test]
+fn all_limits_of_a_tag_in_a_process_have_one_share_of_the_permits_in_use() {
+    on_model(async |model| {
+        let store = one_of_two(&model);
+        let build = |tag: &str| AnyLimiter::from(store.counting(tag, 8).build().unwrap());
+        // The permits of the store count as well, after their limit is gone.
+        let of_store = build("all").acquire_now(1).await.unwrap();
+        model.stop(true);
+        let mut held = Vec::new();
+        for _ in 0..10 {
+            held.extend(build("all").acquire_now(1).await.ok());
+        }
+        assert_eq!(held.len(), 3);
+        let refusal = build("all").acquire_now(1).await.unwrap_err();
+        assert_eq!((refusal.refusal(), refusal.is_degraded()), (Some(Refusal::InUse { limit: 4 }), true));
+        let others = build("others").acquire_now(4).await.unwrap();
+        assert!(others.is_degraded());
+        // A request of one limit waits for the permits of another one.
+        let waits = build("all");
+        let waits = tokio::spawn(async move { waits.acquire_many(4).await });
+        drop((held, of_store));
+        let permits = tokio::time::timeout(300 * MS, waits).await.unwrap().unwrap().unwrap();
+        assert!(permits.is_degraded() && build("all").acquire_now(1).await.is_err());
+        drop(permits);
+        drop(build("all").acquire_now(4).await.unwrap());
+    });
+}
+
+/// Requests of several limits that are decided at one time do not exceed their share together.
+#[test]
+fn limits_of_a_tag_that_decide_together_have_one_share_of_the_permits_in_use() {
+    on_model(async |model| {
+        let store = one_of_two(&model);
+        model.stop(true);
+        let attempts: Vec<_> = (0..40)
+            .map(|_| {
+                let limit = AnyLimiter::from(store.counting("all", 8).build().unwrap());
+                tokio::spawn(async move { limit.acquire_now(1).await })
+            })
+            .collect();
+        let mut held = Vec::new();
+        for attempt in attempts {
+            held.extend(attempt.await.unwrap().ok());
+        }
+        assert_eq!(held.len(), 4);
+    });
+}

@@ -20,6 +20,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::counting::call::{Call, CallReport, Operation};
+use crate::counting::in_process::HeldOfKey;
 use crate::counting::line::serve::Serving;
 use crate::known_pause::PauseOfKeys;
 use crate::lock::lock;
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     pub(super) process: [u8; 8],
     pub(super) span: Duration,
     pub(super) limit: AtomicU32,
+    /// The permits in use of all limits of this key in this process.
+    pub(super) in_process: Arc<HeldOfKey>,
     pub(super) line: Mutex<Line>,
     pub(super) known_pause: PauseOfKeys,
     /// Notified when there is a reason for a call.
@@ -56,7 +59,7 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 pub(super) struct Line {
-    /// The permits in use.
+    /// The permits in use by this limit, as the store counts them.
     held: u64,
     waiters: BTreeMap<Position, Waiter>,
     arrivals: u64,
@@ -325,6 +328,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut line = self.shared.line();
         line.held = line.held.saturating_sub(self.permits.into());
+        self.shared.in_process.subtract(self.permits.into());
         let store = &self.shared.store;
         match line.is_served {
             true => _ = line.message.get_or_insert_with(|| store.begin_message()),

@@ -134,7 +134,7 @@ impl Shared {
                 false => wants += usize::from(*size > 0),
             }
             match line.waiters.get_mut(position) {
-                Some(_) if granted => self.grant(line, *position, left, false, answers),
+                Some(_) if granted => self.grant_of_store(line, *position, left, answers),
                 Some(waiter) if waiter.waits_for_permits => match outlasts(waiter.ends) {
                     Some(retry_after) => line.refuse(*position, Refusal::Paused { retry_after }, answers),
                     None => line.announced += 1,
@@ -151,7 +151,7 @@ impl Shared {
             let position = *position;
             spare -= u64::from(waiter.permits);
             line.announced = line.announced.saturating_sub(1);
-            self.grant(line, position, left, false, answers);
+            self.grant_of_store(line, position, left, answers);
         }
         if line.announced > 0 {
             line.reported_before = line.arrivals;
@@ -233,7 +233,9 @@ impl Shared {
     }
 
     /// Decides without the store, by the permits that this process holds, including those that the
-    /// store granted before.
+    /// store granted before, and those of other limits of this key. When such a limit gives permits
+    /// back, the requests that wait here are decided after the next call, within a quarter of a
+    /// second.
     fn decide(
         self: &Arc<Shared>,
         line: &mut Line,
@@ -251,6 +253,7 @@ impl Shared {
                 self.store.processes().map(|processes| (limit / processes).max(limit.min(1)))
             }
         };
+        let bound = |most: u32| if most == u32::MAX { u64::MAX } else { most.into() };
         let may_wait = self.may_come_back(away);
         let (paused, mut is_held_up) = (self.known_pause.refusal(), false);
         for position in positions {
@@ -267,10 +270,8 @@ impl Shared {
                 }
                 (Some(_), Some(_)) if waits_for_permits => {}
                 (Some(_), Some(refusal)) => line.refuse(position, refusal.clone(), answers),
-                (Some(most), None)
-                    if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) =>
-                {
-                    self.grant(line, position, left(most, line.held + permits), true, answers);
+                (Some(most), None) if !is_held_up && self.in_process.try_add(permits, bound(most)) => {
+                    self.grant(line, position, left(most, self.in_process.permits()), true, answers);
                 }
                 (Some(_), None) if waits_for_permits => is_held_up = true,
                 (Some(most), None) => {
@@ -284,6 +285,21 @@ impl Shared {
         }
     }
 
+    /// Grants a request whose permits the store granted.
+    fn grant_of_store(
+        self: &Arc<Shared>,
+        line: &mut Line,
+        position: Position,
+        left: Left,
+        answers: &mut Answers,
+    ) {
+        if let Some(Waiter { permits, .. }) = line.waiters.get(&position) {
+            self.in_process.add(u64::from(*permits));
+            self.grant(line, position, left, false, answers);
+        }
+    }
+
+    /// Grants a request whose permits this process counts already.
     fn grant(
         self: &Arc<Shared>,
         line: &mut Line,
