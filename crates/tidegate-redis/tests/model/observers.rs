@@ -503,6 +503,29 @@ fn an_observer_is_let_go_soon_after_its_limits() {
     });
 }
 
+/// Bug: in an outage the calls of a limit that held no permit, and for which no request waited, went
+/// on for ever. Each tag that was once used kept its store.
+#[test]
+fn an_observer_is_let_go_in_an_outage() {
+    run(async {
+        let model = Model::new(1, Network::steady(Duration::from_millis(1)));
+        let events = Arc::new(Statistics::new());
+        let observer = Arc::downgrade(&events);
+        let two = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());
+        let store = Store::builder("redis://model").observed_by(events).while_away(two);
+        let store = model.open(store).unwrap();
+        model.stop(true);
+        for tag in 0..10 {
+            let limit: AnyLimiter = store.counting(format!("job{tag}"), 4).build().unwrap().into();
+            drop(limit.acquire_now(1).await.unwrap());
+        }
+        drop(store);
+        // The store may have carried out a call without a reply: it counts these permits for 10 s.
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        assert!(observer.upgrade().is_none());
+    });
+}
+
 /// The waker of a task may be gone when the task drops what it waits for.
 #[test]
 fn a_wait_that_is_dropped_does_not_wake_its_task() {

@@ -55,8 +55,11 @@ impl Shared {
             return None;
         }
         line.calls += 1;
-        // The store may carry out the call without a reply.
-        line.known_until = Some(now + self.span);
+        // The store may carry out the call without a reply. A call that reports and asks for nothing
+        // leaves nothing in the store.
+        if line.held > 0 || !line.waiters.is_empty() {
+            line.known_until = Some(now + self.span);
+        }
         let most = if line.announced == 0 { MAX_REQUESTS } else { line.announced };
         let mut waits = 0;
         let may_come = |(_, waiter): &(&Position, &Waiter)| {
