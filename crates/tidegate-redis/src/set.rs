@@ -252,10 +252,10 @@ impl Set {
         self.send(operation, costs, deadline, self.note_lost(refunds.into()))
     }
 
-    /// Takes back a booking, without waiting for the reply.
-    pub(crate) fn give_back(&self, booking: &GivenBack<'_>) {
-        let cmd = self.reserve(std::slice::from_ref(booking), &[]);
-        drop(self.decide(cmd, 0, Deadline::MUST_SEND, self.note_lost(1)));
+    /// Takes back bookings, in this order, without waiting for the reply.
+    pub(crate) fn give_back(&self, bookings: &[GivenBack<'_>]) {
+        let cmd = self.reserve(bookings, &[]);
+        drop(self.decide(cmd, 0, Deadline::MUST_SEND, self.note_lost(bookings.len())));
     }
 
     /// Notes that a message was lost which gives back so many grants, unless it is carried out.

@@ -404,7 +404,7 @@ impl Leases {
                 Some(before) => {
                     let mut values = vec![Vec::new(); costs.len()];
                     values[*limit] = before.to_vec();
-                    self.set.give_back(&GivenBack { due: *due, permits: &costs, before: &values });
+                    self.set.give_back(&[GivenBack { due: *due, permits: &costs, before: &values }]);
                 }
                 None => self.set.send_detached(Operation::Refund { due: *due }, &exactly(costs)),
             }

@@ -100,7 +100,8 @@ use tokio::sync::oneshot;
 
 use crate::lease::{BookingQueue, Leases, ReplySender};
 use crate::lock::lock;
-use crate::script::{Operation, Reply};
+use crate::pending::PendingMessage;
+use crate::script::{GivenBack, Operation, Reply};
 use crate::set::{Costs, Fallback, Prepared, Set};
 use crate::share;
 use crate::store::{Away, Unsent};
@@ -152,6 +153,8 @@ struct State {
     to_give_back: BTreeMap<(i64, u64), Booking>,
     /// The permits of grants that no task took: when they were due, and their costs.
     to_refund: Vec<(i64, Costs)>,
+    /// Set while bookings or permits have yet to leave for the store: a flush waits for them.
+    message: Option<PendingMessage>,
     /// How many calls are in flight.
     calls: usize,
     /// How many of these calls have no deadline, have a deadline later than the timeout, or may
@@ -258,7 +261,7 @@ impl Line {
     fn visit<T>(self: &Arc<Line>, run: impl FnOnce(&mut State, &mut Deferred, Nanos) -> T) -> T {
         let mut deferred = Deferred::default();
         let now = self.set.now();
-        let most = (MAX_DECISIONS / self.set.members.len().max(1)).max(1);
+        let most = self.most();
         let mut state = lock(&self.state);
         let answer = run(&mut state, &mut deferred, now);
         let gathers = state.gathers(&mut deferred, &self.set, now);
@@ -271,7 +274,9 @@ impl Line {
                 }
             }
         }
+        let over = state.note_pending(&self.set.store);
         drop(state);
+        drop(over);
         deferred.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
         deferred.visits.drain(..).for_each(|(at, run)| self.visit_at(at, run));
         if deferred.has_more {
@@ -281,6 +286,11 @@ impl Line {
             self.leases.iter().for_each(|leases| leases.note_store_wait());
         }
         answer
+    }
+
+    /// Returns how many requests or bookings one call takes.
+    fn most(&self) -> usize {
+        (MAX_DECISIONS / self.set.members.len().max(1)).max(1)
     }
 
     /// Makes the store's thread check a class at a time, unless the receiver ends before.
@@ -461,6 +471,16 @@ impl Drop for Line {
         }
         if let Some(on_drop) = &self.on_drop {
             on_drop(&self.set.tag);
+        }
+        // In a queue that is held, dropped waits leave bookings that no step will send any more.
+        let (bookings, refunds) = lock(&self.state).take_back();
+        for bookings in bookings.chunks(self.most()) {
+            let bookings: Vec<GivenBack<'_>> =
+                bookings.iter().map(|booking| booking.reply.given_back()).collect();
+            self.set.give_back(&bookings);
+        }
+        for (due, costs) in refunds {
+            self.set.send_detached(Operation::Refund { due }, &costs);
         }
     }
 }

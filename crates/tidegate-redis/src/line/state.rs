@@ -7,9 +7,10 @@ use tokio::sync::oneshot;
 
 use crate::line::class::{Booking, Class, MAX_CHECKED};
 use crate::line::{Deferred, Entry, Granted, MAX_STEPS, Outcome, Stage, State, Step, bounds};
+use crate::pending::PendingMessage;
 use crate::script::{Answer, Reply};
-use crate::set::exactly;
-use crate::store::Away;
+use crate::set::{Costs, exactly};
+use crate::store::{Away, Store};
 
 /// While this many calls are in flight, no other leaves to shorten the queue.
 const MAX_CALLS: usize = 16;
@@ -211,6 +212,22 @@ impl State {
         } else {
             self.to_give_back.insert((booking.reply.due, booking.number), booking);
         }
+    }
+
+    /// Notes for a flush whether bookings or permits have yet to leave. Returns a message that has
+    /// ended, to be dropped without the lock.
+    pub(super) fn note_pending(&mut self, store: &Store) -> Option<PendingMessage> {
+        if self.to_give_back.is_empty() && self.to_refund.is_empty() {
+            return self.message.take();
+        }
+        self.message.get_or_insert_with(|| store.begin_message());
+        None
+    }
+
+    /// Takes the bookings that have yet to leave, the last one first, and the permits.
+    pub(super) fn take_back(&mut self) -> (Vec<Booking>, Vec<(i64, Costs)>) {
+        let bookings = std::mem::take(&mut self.to_give_back).into_values().rev();
+        (bookings.collect(), std::mem::take(&mut self.to_refund))
     }
 
     /// Drops a request. Returns its entry.

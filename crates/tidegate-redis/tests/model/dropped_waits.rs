@@ -181,3 +181,49 @@ fn waves_of_mixed_waits_that_are_dropped_leave_little_debt() {
     }
     assert!(missing <= f64::from(asked) / 50.0, "{missing} of {asked}");
 }
+
+/// Bug: bookings of waits that were dropped while the queue of their limiter was held for a store
+/// that was away were lost with the limiter, and were not counted. Before that, a flush did not
+/// wait for them.
+#[test]
+fn bookings_of_a_held_queue_are_given_back_or_counted_as_lost() {
+    for (is_dropped, is_back) in [(false, false), (false, true), (true, false), (true, true)] {
+        run(async move {
+            let text = format!("limiter dropped {is_dropped}, store back {is_back}");
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+            let build = || {
+                let limiter = store.limiter("all").limit("calls", "token_bucket 1/h burst 1");
+                AnyLimiter::from(limiter.build().unwrap())
+            };
+            let limiter = build();
+            drop(limiter.acquire().await.unwrap());
+            let booked = tokio::spawn(limiter.acquire());
+            sleep(10 * MS).await;
+            model.lose_calls(true);
+            let held = tokio::spawn(limiter.acquire());
+            // The call of this request has failed, and the next one leaves later.
+            sleep(51 * MS).await;
+            booked.abort();
+            held.abort();
+            crate::settle().await;
+            if is_back {
+                model.lose_calls(false);
+            }
+            let limiter = if is_dropped {
+                drop(limiter);
+                None
+            } else {
+                Some(limiter)
+            };
+            let flushed = store.flush().await;
+            assert_eq!(flushed.is_ok(), is_back, "{text}");
+            assert_eq!(store.counts().lost_refunds, u64::from(!is_back), "{text}");
+            drop(limiter);
+            if is_back {
+                // The next booking is due in an hour, and not in two.
+                assert!(timeout(3600 * 1000 * MS, build().acquire()).await.is_ok(), "{text}");
+            }
+        });
+    }
+}
