@@ -11,7 +11,8 @@
 //! A list never changes, but is replaced by a new one: the thread that makes the new list closes
 //! the word of the old one, keeps the permits that are not gone, and numbers them anew. A thread
 //! that adds or removes a piece does this. So does a request that meets a piece that has ended, or
-//! that puts back permits behind which others were taken.
+//! that puts back permits behind which others were taken. Permits that are put back after all
+//! pieces were removed enter no list.
 //!
 //! # Memory ordering
 //!
@@ -110,11 +111,13 @@ pub(crate) struct Stock {
 struct Past {
     /// How many lists there were.
     number: u64,
+    /// The number of the first list after the last [`Stock::clear`].
+    cleared: u64,
     /// How many permits of them were taken and not put back.
     taken: u64,
     /// The last `low` of [`Stock::add`].
     low: u64,
-    /// Pieces that ended with permits left.
+    /// Pieces that ended with permits left, and permits put back after all pieces were removed.
     ended: Vec<Piece>,
 }
 
@@ -214,8 +217,9 @@ impl Stock {
         }
     }
 
-    /// Puts back permits that a request took and did not use. Returns whether they may end before
-    /// all others.
+    /// Puts back permits that a request took and did not use. If all pieces were
+    /// [removed](Stock::clear) meanwhile, these permits are removed next. Returns whether they may
+    /// end before all others.
     pub(crate) fn put_back(&self, taken: LeaseCharge) -> bool {
         let list = self.list.load();
         let gone = taken.from + taken.n;
@@ -232,10 +236,14 @@ impl Stock {
             let is_of_it = |other: &&mut Piece| {
                 (other.usable, other.ends, &other.origin) == (piece.usable, piece.ends, &piece.origin)
             };
-            self.replace(&mut past, |pieces| match pieces.iter_mut().find(is_of_it) {
+            let put = |pieces: &mut Vec<Piece>| match pieces.iter_mut().find(is_of_it) {
                 Some(other) => other.permits += piece.permits,
                 None => pieces.push(piece.clone()),
-            });
+            };
+            match taken.list < past.cleared {
+                true => put(&mut past.ended),
+                false => self.replace(&mut past, put),
+            }
             past.taken = past.taken.saturating_sub(taken.n);
             true
         }
@@ -312,11 +320,12 @@ impl Stock {
         removed
     }
 
-    /// Removes all pieces.
+    /// Removes all pieces. Permits that were taken of them do not come back into the stock.
     pub(crate) fn clear(&self) -> Vec<Piece> {
         let mut past = self.lock();
         let mut removed = std::mem::take(&mut past.ended);
         self.replace(&mut past, |pieces| removed.append(pieces));
+        past.cleared = past.number;
         removed
     }
 
@@ -483,6 +492,29 @@ mod tests {
         }
         assert_eq!((stock.pieces(), stock.usable(Nanos::new(1)), stock.taken()), (2, 2000, 0));
         assert_eq!(permits(&stock.remove(Nanos::new(20), Nanos::new(20), 0)), 1000);
+    }
+
+    /// Bug: permits that were put back after all leases had ended were granted again.
+    #[test]
+    fn what_is_put_back_after_all_pieces_were_removed_is_removed_next() {
+        let stock = Stock::new();
+        stock.add(piece(4, 0, 20), 0);
+        let at = Nanos::new(1);
+        let [first, second, third] = [1, 1, 1].map(|n| stock.take(at, n).expect("a permit").0);
+        assert_eq!(permits(&stock.clear()), 1);
+        assert!(stock.put_back(first));
+        stock.add(piece(5, 0, 30), 0);
+        assert!(stock.put_back(second));
+        assert_eq!((stock.held(at), stock.taken(), stock.first_end()), (5, 1, Some(Nanos::ZERO)));
+        assert_eq!(
+            stock.remove(at, at, 9),
+            [Piece { permits: 2, origin: Origin { due: 0, before: None }, ..piece(2, 0, 20) }]
+        );
+        assert_eq!(stock.remove(at, at, 9), []);
+        let (later, _) = stock.take(at, 2).expect("permits");
+        stock.put_back(later);
+        assert!(stock.put_back(third));
+        assert_eq!((stock.held(at), permits(&stock.clear()), stock.taken()), (5, 6, 0));
     }
 
     #[test]

@@ -189,3 +189,49 @@ fn keeping_more_permits_than_there_may_be_loses_no_lease() {
         });
     }
 }
+
+/// Bug: permits of a lease that a request put back after a pause, a reset or `keep_at_most` had
+/// ended the lease were granted again, even in the pause.
+#[test]
+fn a_permit_that_is_put_back_after_the_end_of_its_lease_goes_back_to_the_store() {
+    for line in LINES {
+        run(async move {
+            let model = Model::new(1, Network { service: Duration::ZERO, ..Network::steady(10 * MS) });
+            let store = model.open(Store::builder("redis://model").timeout(500 * MS)).unwrap();
+            let limiter = store.limiter("all").limit("calls", line).leased().build().unwrap();
+            let of_lease = AnyLimiter::from(limiter.clone());
+            let load: Vec<_> = (0..20)
+                .map(|_| {
+                    let limiter = of_lease.clone();
+                    tokio::spawn(async move {
+                        while limiter.acquire().await.is_ok() {
+                            tokio::time::sleep(5 * MS).await;
+                        }
+                    })
+                })
+                .collect();
+            tokio::time::sleep(400 * MS).await;
+            // A lease grants this request, whose task does not run.
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            let wait = loop {
+                let mut wait = Box::pin(of_lease.acquire_many(3));
+                if wait.as_mut().poll(&mut context).is_pending() {
+                    break wait;
+                }
+            };
+            tokio::time::sleep(200 * MS).await;
+            load.iter().for_each(tokio::task::JoinHandle::abort);
+            limiter.pause_for(Duration::from_secs(60)).await.unwrap();
+            let before = store.lease_counts().returned;
+            drop(wait);
+            let refusal = of_lease.acquire_now(1).await.map(drop).unwrap_err();
+            assert!(
+                matches!(refusal.refusal(), Some(tidegate::Refusal::Paused { .. })),
+                "{line}: {refusal:?}"
+            );
+            store.flush().await.unwrap();
+            let counts = store.lease_counts();
+            assert_eq!((counts.returned - before, counts.outstanding()), (3, 0), "{line}");
+        });
+    }
+}
