@@ -7,7 +7,7 @@
 //! | `Decided` | a grant that is used, or a refusal that may still ask for the state of the limits | stays |
 
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tidegate::{
@@ -173,6 +173,18 @@ impl StoreReservation {
         }
     }
 
+    /// Claims a reservation in the share that is due, and whose permits were used: it is settled
+    /// like a claimed one.
+    fn claim_share(&mut self) {
+        if let Stage::Shared(reservation, Some(_)) = &mut self.stage
+            && reservation.due_in().is_zero()
+            && let Poll::Ready(Ok(grant)) =
+                Pin::new(reservation).poll(&mut Context::from_waker(Waker::noop()))
+        {
+            self.report(Ok(&AllPermits::from(grant).as_degraded()));
+        }
+    }
+
     /// Takes the permits that the store granted.
     fn claim(&mut self, granted: &Granted) -> (Grant, Option<Used>) {
         self.of.line.set.log_grant(&granted.reply);
@@ -265,6 +277,9 @@ impl Reserved for StoreReservation {
         if matches!(self.stage, Stage::Waits(_)) && asked.iter().all(|n| *n == 0) {
             // Like a reservation that is dropped: its booking serves the next request.
             return Ok(());
+        }
+        if asked.iter().any(|n| *n > 0) {
+            self.claim_share();
         }
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
         let reserved = match std::mem::replace(&mut self.stage, nothing) {

@@ -526,6 +526,43 @@ fn an_observer_is_let_go_in_an_outage() {
     });
 }
 
+/// Bug: a reservation in a share that was due, and settled before its caller claimed it, was
+/// reported as cancelled, although its permits were used.
+#[test]
+fn a_due_reservation_of_a_share_is_reported_as_granted_when_it_is_settled() {
+    run(async {
+        let (model, counts) = (model(), Arc::new(Statistics::new()));
+        let two = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());
+        let store = Store::builder("redis://model").observed_by(counts.clone()).while_away(two);
+        let store = model.open(store).unwrap();
+        let limiter = store.limiter("all").limit("calls", "fixed_window 8/10s").build().unwrap();
+        let limiter = AnyLimiter::from(limiter).non_blocking();
+        model.stop(true);
+        // In the next window the share is half of the limit.
+        drop(limiter.acquire_now(1).await);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let reported = || {
+            let snapshot = counts.snapshot();
+            (snapshot.granted, snapshot.permits, snapshot.cancelled, snapshot.degraded)
+        };
+        for (used, settled_after, expected) in
+            [(2, 10, (1, 3, 0, 1)), (0, 10, (0, 0, 1, 0)), (2, 0, (0, 0, 1, 0))]
+        {
+            drop(limiter.acquire_now(4).await.unwrap());
+            let before = reported();
+            let mut reservation = limiter.reserve(3).unwrap();
+            // The share of this window is used up.
+            assert!(tokio::time::timeout(200 * MS, &mut reservation).await.is_err());
+            tokio::time::sleep(Duration::from_secs(settled_after)).await;
+            reservation.settle(used).unwrap();
+            let after = reported();
+            let reported = (after.0 - before.0, after.1 - before.1, after.2 - before.2, after.3 - before.3);
+            assert_eq!(reported, expected, "{used} used after {settled_after} s");
+            tokio::time::sleep(Duration::from_secs(20)).await;
+        }
+    });
+}
+
 /// The waker of a task may be gone when the task drops what it waits for.
 #[test]
 fn a_wait_that_is_dropped_does_not_wake_its_task() {
