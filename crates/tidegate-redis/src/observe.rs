@@ -41,6 +41,11 @@ impl Observers {
         _ = catch_unwind(AssertUnwindSafe(|| self.report(|events| events.paused(span))));
     }
 
+    /// Reports that a pause was ended. A panic of an observer ends no thread.
+    pub(crate) fn resumed(&self) {
+        _ = catch_unwind(AssertUnwindSafe(|| self.report(|events| events.resumed())));
+    }
+
     /// Notifies the observers of the permits left of the limit of this name, if they are few. A
     /// panic of an observer ends no thread.
     pub(crate) fn left(&self, left: Option<(&str, Left)>) {

@@ -309,6 +309,11 @@ impl Reply {
         self.limits.iter().map(|reported| reported.paused_for).max().unwrap_or_default()
     }
 
+    /// Returns whether the call ended a pause.
+    pub(crate) fn was_paused(&self) -> bool {
+        self.limits.iter().any(|report| report.other > 0)
+    }
+
     /// What a call needs to give the booking back.
     pub(crate) fn given_back(&self) -> GivenBack<'_> {
         let due = if self.answer == Answer::Predicted { -self.due } else { self.due };

@@ -258,6 +258,17 @@ impl Set {
         drop(self.decide(cmd, 0, Deadline::MUST_SEND, self.note_lost(bookings.len())));
     }
 
+    /// Ends the pause, without waiting for the reply. The observers are notified if there was one.
+    pub(crate) fn resume_detached(&self) {
+        let (note_lost, observers) = (self.note_lost(0), self.observers.clone());
+        drop(self.send(Operation::Resume, &[], Deadline::NONE, move |reply| {
+            if reply.as_ref().is_ok_and(Reply::was_paused) {
+                observers.resumed();
+            }
+            note_lost(reply);
+        }));
+    }
+
     /// Notes that a message was lost which gives back so many grants, unless it is carried out.
     fn note_lost<T>(&self, refunds: usize) -> impl FnOnce(Result<T, Away>) + Send + 'static {
         let store = self.store.clone();

@@ -310,7 +310,7 @@ impl StoreLimiter {
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         let reply = self.ask(Operation::Resume, &[]).await?;
         self.line.resumed();
-        let was_paused = reply.limits.iter().any(|report| report.other > 0);
+        let was_paused = reply.was_paused();
         if was_paused {
             self.resume_leases();
             self.line.set.observers.report(|events| events.resumed());
@@ -586,7 +586,7 @@ impl Limiter for StoreLimiter {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
                 self.resume_leases();
-                self.line.set.send_detached(Operation::Resume, &[]);
+                self.line.set.resume_detached();
                 self.line.resumed();
                 false
             }

@@ -563,6 +563,40 @@ fn a_due_reservation_of_a_share_is_reported_as_granted_when_it_is_settled() {
     });
 }
 
+/// Bug: a pause that a handle ended which must not block was never reported as ended.
+#[test]
+fn a_pause_that_a_non_blocking_handle_ends_is_reported_as_ended() {
+    #[derive(Default)]
+    struct Resumes(AtomicU32);
+
+    impl Events for Resumes {
+        fn resumed(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    run(async {
+        for is_counting in [false, true] {
+            let (model, resumes) = (model(), Arc::new(Resumes::default()));
+            let store = model.open(Store::builder("redis://model").observed_by(resumes.clone())).unwrap();
+            let calls = store.limiter("all").limit("calls", "token_bucket 50/s burst 20");
+            let limiter: AnyLimiter = match is_counting {
+                false => calls.build().unwrap().into(),
+                true => store.counting("jobs", 4).build().unwrap().into(),
+            };
+            let limiter = limiter.non_blocking();
+            limiter.pause_for(300 * MS).unwrap();
+            store.flush().await.unwrap();
+            // The second call ends no pause.
+            for _ in 0..2 {
+                limiter.resume();
+                store.flush().await.unwrap();
+                assert_eq!(resumes.0.load(Ordering::Relaxed), 1, "counting {is_counting}");
+            }
+        }
+    });
+}
+
 /// The waker of a task may be gone when the task drops what it waits for.
 #[test]
 fn a_wait_that_is_dropped_does_not_wake_its_task() {

@@ -267,13 +267,16 @@ impl Shared {
         self.read(receiver.await.unwrap_or(Err(Away::ENDED)))
     }
 
-    /// Like `ask`, without waiting for the reply.
+    /// Like `ask`, without waiting for the reply. The observers are notified if the call ended a
+    /// pause.
     pub(super) fn send_detached(&self, operation: Operation) {
-        let store = self.store.clone();
-        self.send(operation, Deadline::NONE, move |outcome| {
-            if outcome.is_err() {
-                store.note_lost(0);
+        let (store, observers) = (self.store.clone(), self.observers.clone());
+        self.send(operation, Deadline::NONE, move |outcome| match outcome.as_ref().map(CallReport::read) {
+            Ok(Some(report)) if operation == Operation::Resume && report.granted == [true] => {
+                observers.resumed();
             }
+            Ok(_) => {}
+            Err(_) => store.note_lost(0),
         });
     }
 
