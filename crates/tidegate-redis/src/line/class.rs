@@ -51,6 +51,9 @@ pub(crate) struct Class {
     has_moved: bool,
     /// When the store's thread checks this class, unless the sender is dropped before.
     watched: Option<(Nanos, oneshot::Sender<()>)>,
+    /// How many bookings the calls of [`add`](Class::add) have checked.
+    #[cfg(test)]
+    checked: std::cell::Cell<usize>,
 }
 
 impl Class {
@@ -69,16 +72,9 @@ impl Class {
     /// earlier booking. So it still holds for every turn that its booking is due no later than the
     /// turn's `due`.
     pub(crate) fn add(&mut self, turn: Turn, booking: Booking) -> Vec<Turn> {
-        let last = self.turns.iter().rev().zip(self.bookings.keys().rev());
-        let moved_up = last
-            .skip_while(|(_, (due, _))| *due > turn.due)
-            .map(|(other, _)| *other)
-            .take_while(|other| *other > turn)
-            .filter(|other| other.priority == turn.priority)
-            .take(MAX_CHECKED);
-        let mut moved_up: Vec<Turn> = moved_up.collect();
+        let mut moved_up = self.moved_up(turn);
+        moved_up.retain(|other| self.turns.remove(other));
         for other in &mut moved_up {
-            self.turns.remove(other);
             other.due = turn.due;
         }
         self.turns.extend(moved_up.iter().copied());
@@ -86,6 +82,32 @@ impl Class {
         self.turns.insert(turn);
         self.bookings.insert((booking.due, booking.number), booking);
         moved_up
+    }
+
+    /// Returns the requests of the same priority that have a later turn than this one, and a booking
+    /// that is due by it, some of them twice. In a longer queue, only the first and the last
+    /// [`MAX_CHECKED`] requests are checked. The others then stand behind this turn.
+    fn moved_up(&self, turn: Turn) -> Vec<Turn> {
+        if self.latest(turn.priority.0).is_none_or(|latest| latest <= turn.due) {
+            return Vec::new();
+        }
+        let by_turn = self.bookings.range(..=(turn.due, u64::MAX)).take(MAX_CHECKED);
+        let early = by_turn.inspect(|_| self.note_check()).count();
+        let is_later = |other: &&Turn| **other > turn && other.priority == turn.priority;
+        let mut moved_up: Vec<Turn> = self.turns.iter().take(early).filter(is_later).copied().collect();
+        if early == MAX_CHECKED {
+            let last = self.turns.iter().rev().zip(self.bookings.keys().rev()).take(MAX_CHECKED);
+            let last = last.inspect(|_| self.note_check()).skip_while(|(_, (due, _))| *due > turn.due);
+            let last = last.map(|(other, _)| other).take_while(|other| **other > turn);
+            moved_up.extend(last.filter(is_later));
+        }
+        moved_up
+    }
+
+    /// Counts a booking that is checked, for a test.
+    fn note_check(&self) {
+        #[cfg(test)]
+        self.checked.update(|checked| checked + 1);
     }
 
     /// Adds a booking whose request is gone.
@@ -286,5 +308,38 @@ mod tests {
             assert_eq!(class.is_empty(), turns.is_empty());
         }
         assert!(moves > 100, "{moves}");
+    }
+
+    /// Bug: a request whose maximum wait was shorter than the waits of a long queue checked the
+    /// bookings of the whole queue under the lock.
+    #[test]
+    fn a_request_before_a_long_queue_checks_few_bookings() {
+        let booking = |due, number| Booking { due, number, reply: reply() };
+        let due = |number: u64| Nanos::new(1_000_000 + number);
+        for (in_front, behind) in [(0, 100_000), (10, 100_000), (100_000, 10), (50_000, 50_000)] {
+            for is_important in [false, true] {
+                let mut class = Class::default();
+                let priority = i8::from(is_important);
+                // This request came before the new one, and has the first booking.
+                class.add(Turn::new(priority, due(2_000_000), 0), booking(due(0), 0));
+                for number in 1..=in_front + behind {
+                    let late = if number <= in_front { 0 } else { 1_000_000 };
+                    let due = due(number + late);
+                    class.add(Turn::new(0, due, number), booking(due, number));
+                }
+                class.checked.set(0);
+                let (number, due) = (in_front + behind + 1, due(500_000));
+                let new = Turn::new(priority, due, number);
+                let moved_up = class.add(new, booking(due, number));
+                let checked = class.checked.get();
+                assert!(checked <= 2 * MAX_CHECKED, "{in_front}, {behind}: {checked}");
+                // Requests of its priority that were added before moved it up already.
+                let expected = match is_important || in_front == 0 {
+                    true => vec![Turn { number: 0, ..new }],
+                    false => vec![],
+                };
+                assert_eq!(moved_up, expected, "{in_front}, {behind}");
+            }
+        }
     }
 }
