@@ -1,9 +1,11 @@
 //! The messages to the store without a reply yet, for [`Store::flush`](crate::Store::flush).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::error::StoreError;
 use crate::guarded::guarded;
@@ -14,16 +16,27 @@ use crate::lock::lock;
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     state: Mutex<State>,
-    /// Notified when a message ends.
-    ended: Notify,
+    /// Notified when a message ends, or when a call with it fails.
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next: u64,
     open: BTreeSet<u64>,
+    /// The messages among them that are sent again, because their calls have failed.
+    failing: BTreeMap<u64, Failures>,
     /// The error of a message without a reply, until a flush returns it.
     lost: Option<StoreError>,
+}
+
+/// The failures of the calls with a message.
+#[derive(Debug)]
+struct Failures {
+    first: Instant,
+    last: Instant,
+    /// The error of the last one.
+    error: StoreError,
 }
 
 /// A message to the store that is in flight or will be sent next, until this is dropped. A message
@@ -43,25 +56,50 @@ impl PendingMessage {
         drop(state);
         PendingMessage { pending: pending.clone(), number }
     }
+
+    /// Records that a call with this message has no reply. The next call sends the message again.
+    /// The caller holds no lock.
+    pub(crate) fn failed(&self, error: StoreError) {
+        let last = Instant::now();
+        let mut state = lock(&self.pending.state);
+        let first = state.failing.get(&self.number).map_or(last, |failures| failures.first);
+        state.failing.insert(self.number, Failures { first, last, error });
+        drop(state);
+        self.pending.changed.notify_waiters();
+    }
 }
 
 impl Drop for PendingMessage {
     fn drop(&mut self) {
-        lock(&self.pending.state).open.remove(&self.number);
-        self.pending.ended.notify_waiters();
+        let mut state = lock(&self.pending.state);
+        state.open.remove(&self.number);
+        state.failing.remove(&self.number);
+        drop(state);
+        self.pending.changed.notify_waiters();
     }
 }
 
 impl Pending {
     /// Waits until all messages that have begun so far have ended. Later ones may go on.
-    pub(crate) async fn ended_so_far(&self) {
-        let next = lock(&self.state).next;
+    ///
+    /// Returns an error if the calls with one of these messages fail for `patience`: such a message
+    /// may never end, although the store replies to all other calls.
+    pub(crate) async fn ended_so_far(&self, patience: Duration) -> Result<(), StoreError> {
+        let (next, began) = (lock(&self.state).next, Instant::now());
+        let is_over = |failures: &&Failures| failures.last - failures.first.max(began) >= patience;
         loop {
-            let ended = self.ended.notified();
-            if lock(&self.state).open.first().is_none_or(|first| *first >= next) {
-                return;
+            let changed = self.changed.notified();
+            {
+                let state = lock(&self.state);
+                if state.open.first().is_none_or(|first| *first >= next) {
+                    return Ok(());
+                }
+                let mut failing = state.failing.range(..next).map(|(_, failures)| failures);
+                if let Some(failures) = failing.find(is_over) {
+                    return Err(failures.error.clone());
+                }
             }
-            guarded(ended).await;
+            guarded(changed).await;
         }
     }
 

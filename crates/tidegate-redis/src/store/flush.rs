@@ -32,7 +32,9 @@ impl Store {
     /// may be back meanwhile: [`trouble`](Store::trouble) returns its current state. The store may
     /// have carried the message out. A message that a repeated call delivered, such as that of
     /// dropped permits in use, does not count as lost. If the store replies to no call for twice
-    /// its [timeout](crate::StoreBuilder::timeout), the error is that of the last call.
+    /// its [timeout](crate::StoreBuilder::timeout), the error is that of the last call. If it
+    /// replies to others, but to none of the repeated calls with one message for that long, the
+    /// error is that of the last of these calls.
     ///
     /// # Cancel safety
     ///
@@ -64,23 +66,23 @@ impl Store {
             self.0.shared.clients.leave(|| self.begin_message());
         }
         let clock = DefaultClock::new();
+        let patience = 2 * self.timeout();
         let late = pin!(async {
             let mut answered = None;
             // While the store replies to others, the replies to these messages are still to come.
             while answered.replace(self.counts().answered) != Some(self.counts().answered) {
-                let silence = Nanos::from_duration(2 * self.timeout());
-                clock.sleep_until(clock.now().saturating_add(silence)).await;
+                clock.sleep_until(clock.now().saturating_add(Nanos::from_duration(patience))).await;
             }
         });
         let all_sent = pin!(async {
-            pending.ended_so_far().await;
+            pending.ended_so_far(patience).await?;
             // The messages that waited for these replies have been sent by now.
-            pending.ended_so_far().await;
+            pending.ended_so_far(patience).await
         });
-        if matches!(select(all_sent, late).await, Either::Left(_)) {
-            pending.take_lost().map_or(Ok(()), Err)
-        } else {
-            Err(self.last_error())
+        match select(all_sent, late).await {
+            Either::Left((Ok(()), _)) => pending.take_lost().map_or(Ok(()), Err),
+            Either::Left((Err(error), _)) => Err(error),
+            Either::Right(_) => Err(self.last_error()),
         }
     }
 

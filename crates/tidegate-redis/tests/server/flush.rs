@@ -303,3 +303,27 @@ fn calls_of_an_operator_report_whether_the_store_carried_them_out() {
         assert!(limiter.keep_at_most("calls", 1).await.is_err());
     });
 }
+
+/// Bug: a flush never returned while the calls of one limit failed and the store replied to those
+/// of others.
+#[tokio::test]
+async fn a_flush_ends_although_the_message_of_one_limit_fails_again_and_again() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::builder(server.url()).timeout(Duration::from_secs(1)).while_away(WhileAway::Wait);
+    let store = store.open().unwrap();
+    let jobs: AnyLimiter = store.counting("jobs", 5).build().unwrap().into();
+    let (_kept, dropped) = (jobs.acquire().await.unwrap(), jobs.acquire().await.unwrap());
+    server.tell("SET tidegate:1:{jobs}:in-use x");
+    let other = limiter(&store, "token_bucket 100000/s burst 1000");
+    let asks = tokio::spawn(async move {
+        loop {
+            drop(other.acquire().await.unwrap());
+        }
+    });
+    drop(dropped);
+    // The time limit only ends a test that hangs.
+    let flushed = tokio::time::timeout(Duration::from_secs(60), store.flush()).await;
+    let error = flushed.expect("an end").unwrap_err();
+    assert!(!error.is_away() && error.to_string().contains("WRONGTYPE"), "{error}");
+    asks.abort();
+}

@@ -84,6 +84,9 @@ impl Shared {
     /// Decides requests by the store's reply. Returns how long to rest if nothing changes.
     fn apply(self: &Arc<Shared>, asked: PendingCall, report: Result<CallReport, Away>) -> Duration {
         let mut answers = Answers::new();
+        if report.is_err() {
+            asked.message.failed(self.store.last_error());
+        }
         let mut line = self.line();
         let rest = match &report {
             Ok(report) => self.apply_report(&mut line, &asked, report, &mut answers),
