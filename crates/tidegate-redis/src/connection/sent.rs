@@ -138,6 +138,11 @@ impl Sent {
         }
     }
 
+    /// Returns whether the last attempt probes its server.
+    pub(super) fn is_probe(&self) -> bool {
+        lock(&self.0).last.as_ref().is_some_and(|last| last.at.admission == Admission::Probe)
+    }
+
     pub(crate) fn last(&self) -> Option<LastAttempt> {
         let state = lock(&self.0);
         state.last.as_ref().map(|Attempt { at, began, replies, .. }| LastAttempt {

@@ -197,7 +197,7 @@ impl Server {
         matches!(self.wire, Wire::Model(_))
     }
 
-    /// Drops a connection that failed. The next call connects, and resolves the name anew.
+    /// Drops a connection. The next call connects, and resolves the name anew.
     pub(super) fn forget(&self, number: u64) {
         let mut current = lock(&self.current);
         if current.as_ref().is_some_and(|(of, _)| *of == number) {
@@ -267,7 +267,13 @@ impl Server {
         if meaning != Meaning::Lost {
             self.replies.fetch_add(1, Ordering::Relaxed);
         }
-        if matches!(meaning, Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis) {
+        let is_useless = match meaning {
+            Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis => true,
+            // The name may lead to another server by now.
+            Meaning::NotReady | Meaning::Refused => sent.is_probe(),
+            _ => false,
+        };
+        if is_useless {
             self.forget(number);
         }
         let text = redacted_text(&error);

@@ -108,6 +108,31 @@ async fn a_server_becomes_a_replica() {
     assert!(charged(&second.url()).await <= tally.granted);
 }
 
+/// Bug: a connection to a server that refuses calls was kept, so no probe found the server that the
+/// name meant by then. A primary that became a replica, or that lost its replicas, kept all calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_leads_from_a_server_that_refuses_calls_to_another_one() {
+    for (words, code) in
+        [("REPLICAOF 127.0.0.1 1", "MASTERDOWN"), ("CONFIG SET min-replicas-to-write 1", "NOREPLICAS")]
+    {
+        let Some(first) = Server::start_at_port(&["--replica-serve-stale-data", "no"]) else { return };
+        let Some(second) = Server::start_at_port(&[]) else { return };
+        let relay = Relay::to(first.port()).await;
+        let (store, _) = load::open(load::patient(relay.url()));
+        let load = Load::start(four(&store));
+        load.granted(20).await;
+        first.tell(words);
+        load.opened(20).await;
+        let trouble = store.trouble().unwrap();
+        assert!(trouble.is_away() && trouble.to_string().contains(code), "{trouble}");
+        relay.lead_to(second.port());
+        load.granted(20).await;
+        let tally = load.end().await;
+        row(&format!("a name that leads elsewhere after {code}"), tally, &store);
+        assert_eq!((tally.refused, store.counts().unknown, store.counts().misconfigured), (0, 0, 0));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_is_cut_and_a_replica_is_promoted() {
     let Some((first, second)) = pair() else { return };
