@@ -273,8 +273,8 @@ impl Set {
     fn note_lost<T>(&self, refunds: usize) -> impl FnOnce(Result<T, Away>) + Send + 'static {
         let store = self.store.clone();
         move |outcome| {
-            if outcome.is_err() {
-                store.note_lost(refunds);
+            if let Err(away) = outcome {
+                store.note_lost(refunds, away);
             }
         }
     }

@@ -85,8 +85,11 @@ impl Line {
         // Before the queue is held: it continues with the next recovery.
         let mut back = self.set.store.watch_recovery();
         let is_late = matches!(replies, Err(Away::Late));
-        if replies.is_err() && !is_late && !given_back.is_empty() {
-            self.set.store.note_lost(given_back.len());
+        if let Err(away) = replies
+            && !is_late
+            && !given_back.is_empty()
+        {
+            self.set.store.note_lost(given_back.len(), away);
         }
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
             let now = self.set.now();

@@ -10,6 +10,7 @@ use tidegate::{Events, StoreEvent};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::trouble::Trouble;
 use super::{Away, Counts, Deadline, Store};
 use crate::breaker::{Admission, Breaker};
 use crate::clients::Clients;
@@ -36,7 +37,7 @@ pub(super) struct Shared {
     /// Whether the server of the last call is far away. A silent server counts as far.
     is_far: AtomicBool,
     pub(super) counts: Mutex<Counts>,
-    pub(super) trouble: Mutex<Option<StoreError>>,
+    pub(super) trouble: Mutex<Trouble>,
     pub(super) clients: Clients,
     pub(super) events: Option<Arc<dyn Events>>,
     /// The number of times that a server replied after its last call had failed, or after a late
@@ -258,7 +259,7 @@ impl Shared {
         *count += 1;
         drop(counts);
         self.report(event);
-        *lock(&self.trouble) = Some(error);
+        lock(&self.trouble).note(error);
         if !is_away {
             // The store does reply.
             self.note_alive(&server.breaker, admission);
@@ -289,7 +290,7 @@ impl Shared {
     /// Ends a call without a reply because the runtime that makes the calls has ended. If the call
     /// was sent, whether it was carried out is not known.
     pub(super) fn ended(&self, is_sent: bool) -> Away {
-        *lock(&self.trouble) = Some(StoreError::away("ended with the runtime that asked it"));
+        lock(&self.trouble).note(StoreError::away("ended with the runtime that asked it"));
         match is_sent {
             false => _ = self.skip(Duration::MAX),
             true => {
@@ -307,7 +308,7 @@ impl Shared {
         self.note_duration(took);
         // Relaxed: an independent hint.
         self.is_far.store(server.congestion.replied(asked, took, self.timeout), Ordering::Relaxed);
-        *lock(&self.trouble) = None;
+        lock(&self.trouble).now = None;
         lock(&self.counts).answered += 1;
         self.report(StoreEvent::Answered(took));
         for replaced in self.servers.replaced() {

@@ -65,12 +65,12 @@ impl Store {
         for key in key::of_checks(self.prefix()) {
             let mut cmd = redis::cmd("EVALSHA");
             cmd.arg(&script.hash).arg(1).arg(key);
-            match self.ask(cmd, script.clone(), Deadline::of(self.timeout())).await {
+            let away = match self.ask(cmd, script.clone(), Deadline::of(self.timeout())).await {
                 Ok(Value::Int(1)) => continue,
-                Ok(_) => _ = self.note_invalid_reply(),
-                Err(_) => {}
-            }
-            return Err(self.last_error());
+                Ok(_) => self.note_invalid_reply(),
+                Err(away) => away,
+            };
+            return Err(self.error_of(away));
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use tidegate::{Clock, DefaultClock, Nanos, Timer};
 
 use crate::block_on::Blocks;
 use crate::error::StoreError;
+use crate::lock::lock;
 use crate::store::Store;
 
 impl Store {
@@ -82,7 +83,7 @@ impl Store {
         match select(all_sent, late).await {
             Either::Left((Ok(()), _)) => pending.take_lost().map_or(Ok(()), Err),
             Either::Left((Err(error), _)) => Err(error),
-            Either::Right(_) => Err(self.last_error()),
+            Either::Right(_) => Err(lock(&self.0.shared.trouble).last()),
         }
     }
 

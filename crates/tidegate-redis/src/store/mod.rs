@@ -10,6 +10,7 @@ mod flush;
 mod lease_counts;
 mod serve;
 mod tidy;
+mod trouble;
 mod while_away;
 
 use std::fmt;
@@ -123,7 +124,7 @@ impl Store {
     /// or if no call was made.
     #[must_use]
     pub fn trouble(&self) -> Option<StoreError> {
-        lock(&self.0.shared.trouble).clone()
+        lock(&self.0.shared.trouble).now.clone()
     }
 
     /// Returns whether calls to the store are suspended because five calls in a row have failed; in
@@ -266,17 +267,17 @@ impl Store {
         lock(&self.0.shared.counts).degraded += 1;
     }
 
-    /// Counts a message that no caller waits for and that has no reply. It carried `refunds`
-    /// refunds.
-    pub(crate) fn note_lost(&self, refunds: usize) {
+    /// Counts a message that no caller waits for and that has no reply, but this outcome. It carried
+    /// `refunds` refunds.
+    pub(crate) fn note_lost(&self, refunds: usize, away: Away) {
         let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
         lock(&self.0.shared.counts).lost_refunds += refunds;
-        self.0.shared.pending.record_lost(self.last_error());
+        self.0.shared.pending.record_lost(self.error_of(away));
     }
 
-    /// The error of the last call, which had no reply.
-    pub(crate) fn last_error(&self) -> StoreError {
-        self.trouble().unwrap_or_else(|| StoreError::away("did not reply"))
+    /// The error of a call with this outcome.
+    pub(crate) fn error_of(&self, away: Away) -> StoreError {
+        lock(&self.0.shared.trouble).of(away)
     }
 
     /// Marks messages that later calls will send as pending: [`flush`](Store::flush) waits for
@@ -290,7 +291,7 @@ impl Store {
         let shared = &self.0.shared;
         lock(&shared.counts).misconfigured += 1;
         shared.report(StoreEvent::Misconfigured);
-        *lock(&shared.trouble) = Some(StoreError::misconfigured("its answer makes no sense"));
+        lock(&shared.trouble).note(StoreError::misconfigured("its answer makes no sense"));
         Away::Misconfigured
     }
 

@@ -117,6 +117,23 @@ async fn a_user_needs_a_few_permissions() {
     assert_eq!(load::ask_times(&load::limiter(&store, "all"), 5).await.granted, 5);
 }
 
+/// Bug: the replies to other calls, which came before the check went on, hid its error.
+#[tokio::test]
+async fn a_check_reports_its_own_error_while_the_server_replies_to_others() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    let store = load::patient(user(&server, "lean", LEAN)).on_this_runtime().open().unwrap();
+    let _limit = store.counting("all", 2).build().unwrap();
+    let limiters: Vec<_> = (0..10).map(|_| load::limiter(&store, "all")).collect();
+    for _ in 0..20 {
+        // The replies to these requests follow the reply to the check.
+        let asks = futures_util::future::join_all(limiters.iter().map(load::ask));
+        let (checked, asked) = tokio::join!(store.check(), asks);
+        assert!(asked.iter().all(|tally| tally.granted == 1), "{asked:?}");
+        let error = checked.unwrap_err();
+        assert!(!error.is_away() && error.to_string().ends_with("HMGET"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn wrong_logins_and_databases_are_reported() {
     let Some(server) = Server::start_at_port(&["--requirepass", "of-default"]) else { return };

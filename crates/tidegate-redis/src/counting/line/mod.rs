@@ -276,7 +276,7 @@ impl Shared {
                 observers.resumed();
             }
             Ok(_) => {}
-            Err(_) => store.note_lost(0),
+            Err(away) => store.note_lost(0, *away),
         });
     }
 
@@ -336,7 +336,7 @@ impl Drop for Held {
         match line.is_served {
             true => _ = line.message.get_or_insert_with(|| store.begin_message()),
             // The store has ended.
-            false => store.note_lost(0),
+            false => store.note_lost(0, Away::ENDED),
         }
         drop(line);
         self.shared.changed.notify_one();

@@ -84,8 +84,8 @@ impl Shared {
     /// Decides requests by the store's reply. Returns how long to rest if nothing changes.
     fn apply(self: &Arc<Shared>, asked: PendingCall, report: Result<CallReport, Away>) -> Duration {
         let mut answers = Answers::new();
-        if report.is_err() {
-            asked.message.failed(self.store.last_error());
+        if let Err(away) = report {
+            asked.message.failed(self.store.error_of(away));
         }
         let mut line = self.line();
         let rest = match &report {
@@ -365,7 +365,7 @@ impl Drop for Serving {
         let waiters = std::mem::take(&mut line.waiters);
         let message = line.message.take();
         drop(line);
-        shared.store.note_lost(0);
+        shared.store.note_lost(0, Away::ENDED);
         send(answers);
         for (_, waiter) in waiters {
             _ = catch_unwind(AssertUnwindSafe(|| drop(waiter)));
