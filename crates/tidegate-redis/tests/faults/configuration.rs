@@ -110,6 +110,13 @@ async fn a_user_needs_a_few_permissions() {
         assert!(trouble.to_lowercase().contains(command), "{trouble}");
     }
     refused(&user(&server, "elsewhere", &LEAN.replace("~tidegate", "~other"))).await;
+    // A database other than 0.
+    let (selects, without) = (format!("{LEAN} +select"), user(&server, "without-select", LEAN));
+    let store = load::patient(user(&server, "selects", &selects) + "/1").open().unwrap();
+    store.check().await.unwrap();
+    assert_eq!(load::ask(&load::limiter(&store, "all")).await.granted, 1, "{:?}", store.trouble());
+    let trouble = refused(&format!("{without}/1")).await.to_string();
+    assert!(trouble.contains("select"), "{trouble}");
     // A user that is allowed everything except the commands of scripts.
     let trouble = refused(&user(&server, "no-eval", "+@all -eval -evalsha ~*")).await;
     assert!(trouble.to_string().contains("NOPERM"), "{trouble}");
