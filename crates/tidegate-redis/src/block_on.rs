@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Handle;
+use tokio::runtime::{EnterGuard, Handle, Id};
 
 /// Whether calls of a handle may block their thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +25,39 @@ pub(crate) enum Blocks {
 
 thread_local! {
     static MAKES_CALLS: Cell<bool> = const { Cell::new(false) };
+    /// The runtime that this thread was in before it entered that of a store.
+    static OUTER: Cell<Option<Id>> = const { Cell::new(None) };
 }
 
 /// Marks the calling thread as a store's thread.
 pub(crate) fn this_thread_makes_calls() {
     MAKES_CALLS.set(true);
+}
+
+/// Returns whether this thread is in a runtime, even if it has entered that of a store since.
+pub(crate) fn is_within(runtime: &Handle) -> bool {
+    OUTER.get().or(Handle::try_current().ok().map(|current| current.id())) == Some(runtime.id())
+}
+
+/// The runtime of a store, which this thread has entered. An observer may make a call that blocks
+/// from there.
+struct Entered<'a> {
+    outer: Option<Id>,
+    _inside: EnterGuard<'a>,
+}
+
+impl<'a> Entered<'a> {
+    fn new(runtime: &'a Handle) -> Entered<'a> {
+        let outer = OUTER.get();
+        OUTER.set(outer.or(Handle::try_current().ok().map(|current| current.id())));
+        Entered { outer, _inside: runtime.enter() }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        OUTER.set(self.outer);
+    }
 }
 
 /// How often a future is polled without a timer.
@@ -59,7 +87,7 @@ pub(crate) fn block_on<'a, T>(
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     loop {
-        let inside = if needs_timer { timer() } else { None }.map(Handle::enter);
+        let inside = if needs_timer { timer() } else { None }.map(Entered::new);
         let has_timer = !needs_timer || inside.is_some();
         let answer = future.as_mut().poll(&mut Context::from_waker(&waker));
         drop(inside);

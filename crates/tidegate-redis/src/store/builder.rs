@@ -156,7 +156,9 @@ impl StoreBuilder {
     ///
     /// - **A call that blocks** would wait for itself on a thread of this runtime. It is refused
     ///   there at once, as [`StoreLimiter`](crate::StoreLimiter) describes, even within
-    ///   `spawn_blocking`. Other threads can make such calls.
+    ///   `spawn_blocking`. Other threads can make such calls. The only thread of this runtime must
+    ///   not make one while it has [entered](Handle::enter) another runtime: the call is not
+    ///   recognized, and waits for itself.
     /// - **When the runtime ends**, the store ends. Calls in flight are counted as
     ///   [unknown](crate::Counts::unknown). Their requests and all later ones are decided by
     ///   [`WhileAway`], except that no request waits for permits in use. No request waits for a

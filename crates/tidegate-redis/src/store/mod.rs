@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::block_on::{Blocks, block_on};
+use crate::block_on::{Blocks, block_on, is_within};
 use crate::counting::in_process::HeldByKey;
 use crate::error::StoreError;
 use crate::known_pause::{KnownPauses, PauseOfKeys};
@@ -435,8 +435,7 @@ impl Store {
         future: impl Future<Output = T>,
     ) -> Option<T> {
         let runtime = self.0.runtime.get();
-        let is_own = |runtime: &Handle| Handle::try_current().is_ok_and(|own| own.id() == runtime.id());
-        if blocks == Blocks::No || self.0.is_on_runtime && runtime.is_some_and(is_own) {
+        if blocks == Blocks::No || self.0.is_on_runtime && runtime.is_some_and(is_within) {
             return None;
         }
         block_on(|| self.0.runtime.get().filter(|_| !self.has_ended()), ends, future)

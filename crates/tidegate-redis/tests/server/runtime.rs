@@ -1,17 +1,20 @@
 //! Stores whose calls are made by tasks of the user's runtime.
 
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::support::Server;
-use tidegate::{AllPermits, AllRefusal, AnyLimiter, Pause, Refusal};
+use tidegate::{AllPermits, AllRefusal, AnyLimiter, Events, Pause, Refusal};
 use tidegate_redis::{OpenError, Store, StoreBuilder, WhileAway};
 use tokio::runtime::{Builder, Runtime};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
-/// With a timeout that no machine misses.
+/// A timeout that no machine misses.
+const HOUR: Duration = Duration::from_secs(3600);
+
 fn builder(server: &Server) -> StoreBuilder {
-    Store::builder(server.url()).timeout(Duration::from_secs(3600)).on_this_runtime()
+    Store::builder(server.url()).timeout(HOUR).on_this_runtime()
 }
 
 /// A runtime that runs by itself.
@@ -54,6 +57,44 @@ async fn calls_that_block_are_refused_on_its_threads_alone() {
     assert!(is_done.await.unwrap().is_ok());
     let blocking = tokio::task::spawn_blocking(move || limiter.try_acquire());
     assert!(is_away(&blocking.await.unwrap()));
+}
+
+/// Makes a call that blocks when another limiter has granted a request.
+#[derive(Default)]
+struct Asks {
+    limiter: OnceLock<AnyLimiter>,
+    answers: Mutex<Vec<Result<AllPermits, AllRefusal>>>,
+}
+
+impl Events for Asks {
+    fn granted(&self, _: u64, _: Duration) {
+        if let Some(limiter) = self.limiter.get() {
+            self.answers.lock().unwrap().push(limiter.try_acquire());
+        }
+    }
+}
+
+/// Bug: a call that blocks waited for itself on the only thread of this runtime, because the thread
+/// had entered the runtime of another store to wait for it.
+#[test]
+fn a_call_that_blocks_is_refused_while_its_thread_waits_for_another_store() {
+    let Some(server) = Server::start() else { return };
+    let asks = Arc::new(Asks::default());
+    let (of_thread, url) = (asks.clone(), server.url());
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let store = runtime.block_on(async { Store::builder(&url).timeout(HOUR).on_this_runtime().open() });
+        let store = store.unwrap();
+        assert!(of_thread.limiter.set(limiter(&store, "fixed_window 5/10000d")).is_ok());
+        let other = Store::builder(&url).timeout(HOUR).observed_by(of_thread).open().unwrap();
+        let other = limiter(&other, "fixed_window 5/9000d");
+        done.send(runtime.block_on(async { other.blocking_acquire().is_ok() }))
+    });
+    // The time limit only ends a test that hangs.
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(60)), Ok(true));
+    let answers = asks.answers.lock().unwrap();
+    assert!(answers.len() == 1 && is_away(&answers[0]), "{answers:?}");
 }
 
 #[test]
