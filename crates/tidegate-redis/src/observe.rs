@@ -1,6 +1,7 @@
 //! The notifications to the observers of a limiter over a store.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -56,15 +57,33 @@ impl Observers {
 
 /// Notifies the observer of a store. A panic of the observer ends no thread. If the observer makes
 /// a call that is skipped, it is not notified of that: it might make the next call, without an end.
+/// If it ends a lease, it is notified of that afterwards.
 pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     thread_local! {
         static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
+        /// The notifications that are still to come. A thread that is ending has none.
+        static LATER: RefCell<VecDeque<(Arc<dyn Events>, StoreEvent)>> =
+            const { RefCell::new(VecDeque::new()) };
     }
     let Some(events) = events else { return };
-    if !IS_REPORTING.replace(true) {
-        _ = catch_unwind(AssertUnwindSafe(|| events.store(&event)));
-        IS_REPORTING.set(false);
+    if IS_REPORTING.replace(true) {
+        if is_of_lease(event) {
+            _ = LATER.try_with(|later| later.borrow_mut().push_back((events.clone(), event)));
+        }
+        return;
     }
+    let mut next = Some((events.clone(), event));
+    while let Some((events, event)) = next {
+        // The observer may be dropped here, which may run the user's code.
+        _ = catch_unwind(AssertUnwindSafe(move || events.store(&event)));
+        next = LATER.try_with(|later| later.borrow_mut().pop_front()).ok().flatten();
+    }
+    IS_REPORTING.set(false);
+}
+
+fn is_of_lease(event: StoreEvent) -> bool {
+    use StoreEvent::{LeaseLost, LeaseReturned, LeaseTaken, LeaseUnused, LeaseUsed};
+    matches!(event, LeaseTaken(_) | LeaseUsed(_) | LeaseUnused(_) | LeaseReturned(_) | LeaseLost(_))
 }
 
 /// A request that is being decided. If this is dropped before the decision, the request was

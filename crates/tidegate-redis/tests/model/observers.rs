@@ -314,6 +314,47 @@ fn events_of_leases_equal_their_counts() {
     });
 }
 
+/// Drops a limiter at the next event of its store.
+#[derive(Default)]
+struct Drops {
+    limiter: Mutex<Option<AnyLimiter>>,
+    statistics: Statistics,
+}
+
+impl Events for Drops {
+    fn store(&self, event: &StoreEvent) {
+        self.statistics.store(event);
+        drop(self.limiter.lock().unwrap().take());
+    }
+}
+
+/// Bug: the events of leases that an observer ended were never reported, because the observer was
+/// being notified of another event.
+#[test]
+fn events_of_leases_that_an_observer_ends_are_reported() {
+    run(async {
+        let (model, drops) = (model(), Arc::new(Drops::default()));
+        let store = model.open(Store::builder("redis://model").observed_by(drops.clone())).unwrap();
+        let limiter = store.limiter("all").limit("calls", "fixed_window 100000/min");
+        let limiter = AnyLimiter::from(limiter.leased().build().unwrap());
+        for _ in 0..60 {
+            drop(limiter.acquire_now(1).await.unwrap());
+        }
+        // No booking is in flight, which would keep the leases.
+        tokio::time::sleep(20 * MS).await;
+        assert!(store.lease_counts().outstanding() > 0);
+        *drops.limiter.lock().unwrap() = Some(limiter);
+        store.check().await.unwrap();
+        store.flush().await.unwrap();
+        let (counts, told) = (store.lease_counts(), drops.statistics.snapshot().store);
+        assert!(counts.returned > 0 && counts.outstanding() == 0, "{counts:?}");
+        assert_eq!(
+            (told.lease_taken, told.lease_used, told.lease_returned),
+            (counts.taken, counts.used, counts.returned)
+        );
+    });
+}
+
 /// A reservation reports its permits of all limits together, even one in the shares of a process.
 /// Observers were notified of a number per limit that fits the sum for a single limit.
 #[test]
