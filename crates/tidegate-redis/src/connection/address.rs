@@ -29,7 +29,7 @@ impl Node {
         // The colons of an IPv6 address are in brackets.
         let port = host.rsplit(']').next().and_then(|end| end.split_once(':')).map_or("", |(_, port)| port);
         let of_database = database.trim_matches('/');
-        if login.contains('@') || !is_escaped(login) {
+        if login.contains(['@', '/', '?']) || !is_escaped(login) {
             return Err(wrong(ESCAPE));
         }
         if !port.is_empty() && number::<NonZeroU16>(port).is_none() {
@@ -231,8 +231,12 @@ impl Address {
             _ => format!("{user}:{password}"),
         };
         let sentinel = |host: &str| {
-            let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-            let port = if has_port || host.is_empty() { "" } else { ":26379" };
+            let has_colon = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+            let port = match has_colon || host.is_empty() {
+                true if host.ends_with(':') => "26379",
+                true => "",
+                false => ":26379",
+            };
             Node::read(&of_sentinels, &format!("{host}{port}"), "", tls)
         };
         let sentinels: Result<_, _> = hosts.split(',').map(sentinel).collect();
@@ -282,6 +286,11 @@ mod tests {
         assert_eq!(hosts(&sentinels), [("a", 26379), ("b", 1), ("::1", 26379)]);
         assert!(sentinels.iter().all(|node| login(node) == (Some("s"), Some("/"), 0)));
         assert_eq!((name.as_str(), login(&of_primary)), ("main", (Some("u"), Some("p"), 4)));
+        // Bug: the port of a sentinel with an empty port was that of a server.
+        let Ok(Address::Sentinels { sentinels, .. }) = read("redis+sentinel://a:,[::1]:/main") else {
+            panic!("no sentinels")
+        };
+        assert_eq!(hosts(&sentinels), [("a", 26379), ("::1", 26379)]);
     }
 
     #[test]
@@ -344,6 +353,9 @@ mod tests {
             ("redis+sentinel://p@w@a/main", "must be escaped"),
             ("redis+sentinel://a/main?sentinel_password=p@w", "must be escaped"),
             ("redis+sentinel://a/main?sentinel_password=%zz", "must be escaped"),
+            // Bug: the host of this address was "u".
+            ("redis+sentinel://a/main?sentinel_user=u&sentinel_password=1?x", "must be escaped"),
+            ("redis+sentinel://a/main?sentinel_password=1/x", "must be escaped"),
             ("redis://:p%zz@a", "% as %25"),
             ("redis://:p%@a", "must be escaped"),
             ("redis://%4:p@a", "must be escaped"),
