@@ -95,8 +95,9 @@ impl Clients {
     pub(crate) fn leave(&self, message: impl FnOnce() -> PendingMessage) {
         // Under the lock, so that the farewell takes every `PendingMessage`.
         let mut leaving = lock(&self.leaving);
-        if self.is_asking.load(Ordering::Relaxed) {
-            leaving.get_or_insert_with(message);
+        if self.is_asking.load(Ordering::Relaxed) && leaving.is_none() {
+            *leaving = Some(message());
+            // Once for each farewell: a second notification would stay for the next one.
             self.leaves.notify_one();
         }
     }

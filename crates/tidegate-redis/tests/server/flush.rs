@@ -284,6 +284,26 @@ fn a_process_is_counted_from_its_first_request_until_it_flushes() {
     });
 }
 
+/// Bug: of two flushes at one moment, the second one made the process leave once more, right after
+/// its next request.
+#[test]
+fn a_process_that_flushes_twice_at_once_is_counted_from_its_next_request() {
+    run(async {
+        let model = model();
+        let store = model.open(builder().while_away(WhileAway::Share)).unwrap();
+        let other = model.open(builder().while_away(WhileAway::Share)).unwrap();
+        let of = |store: &Store| limiter(store, "fixed_window 100000/10000d");
+        let (limiter, of_other) = (of(&store), of(&other));
+        drop((limiter.acquire_now(1).await.unwrap(), of_other.acquire_now(1).await.unwrap()));
+        tokio::time::sleep(20_000 * MS).await;
+        let (first, second) = tokio::join!(store.flush(), store.flush());
+        assert_eq!((first, second), (Ok(()), Ok(())));
+        drop(limiter.acquire_now(1).await.unwrap());
+        tokio::time::sleep(20_000 * MS).await;
+        assert_eq!(other.clients().map(|count| count.get()), Some(2));
+    });
+}
+
 #[test]
 fn calls_of_an_operator_report_whether_the_store_carried_them_out() {
     run(async {
