@@ -6,7 +6,7 @@
 //! asked again each second.
 
 use std::pin::pin;
-use std::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -17,7 +17,6 @@ use super::address::Node;
 use super::failure::{Failure, of_connecting};
 use super::link::Link;
 use crate::jitter::jittered;
-use crate::lock::lock;
 
 /// How often the sentinel that reported the primary is asked whether it is still the primary.
 const WATCH: Duration = Duration::from_secs(1);
@@ -40,18 +39,24 @@ pub(crate) struct Sentinels {
     login: Node,
     /// The sentinel that last reported a primary.
     first: AtomicUsize,
-    /// The host and the port that it reported.
-    primary: Mutex<(String, u16)>,
+}
+
+/// What a sentinel reported to an attempt to connect. Other attempts may run beside it.
+pub(super) struct Reported {
+    sentinels: Arc<Sentinels>,
+    by: usize,
+    /// The host and the port of the primary.
+    primary: (String, u16),
 }
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<Node>, name: String, login: Node) -> Sentinels {
-        Sentinels { sentinels, name, login, first: AtomicUsize::new(0), primary: Mutex::default() }
+        Sentinels { sentinels, name, login, first: AtomicUsize::new(0) }
     }
 
     /// Connects to the primary: to the first server that a sentinel reports and that reports itself
     /// to be a primary.
-    pub(crate) async fn connect(&self) -> Result<Link, Failure> {
+    pub(super) async fn connect(self: &Arc<Sentinels>) -> Result<(Link, Reported), Failure> {
         // Relaxed: any order of the sentinels is right.
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
         let ask = |rank: usize| async move {
@@ -75,29 +80,12 @@ impl Sentinels {
             match reply {
                 Ok((link, primary)) => {
                     self.first.store(i, Ordering::Relaxed);
-                    *lock(&self.primary) = primary;
-                    return Ok(link);
+                    return Ok((link, Reported { sentinels: self.clone(), by: i, primary }));
                 }
                 Err(failure) => failed.push((is_of_primary, rank, failure)),
             }
         }
         Err(most_telling(failed))
-    }
-
-    /// Waits until the sentinel that reported the current primary reports another one. While that
-    /// sentinel does not reply, the primary stays.
-    pub(super) async fn replaced(&self) {
-        // Relaxed: this begins behind the attempt to connect that set it.
-        let sentinel = &self.sentinels[self.first.load(Ordering::Relaxed)];
-        let (primary, mut link) = (lock(&self.primary).clone(), None);
-        loop {
-            tokio::time::sleep(jittered(WATCH)).await;
-            match in_time(self.address_over(&mut link, sentinel)).await {
-                Ok(address) if address != primary => return,
-                Ok(_) => {}
-                Err(_) => link = None,
-            }
-        }
     }
 
     /// Returns the address of the primary that one sentinel reports over a link, which is made if
@@ -120,6 +108,23 @@ impl Sentinels {
         match role.as_deref() {
             Some([Value::BulkString(role), ..]) if role == b"master" => Ok(link),
             _ => Err(Failure::NotRun("the server that a sentinel reported is not a primary".into())),
+        }
+    }
+}
+
+impl Reported {
+    /// Waits until the sentinel that reported this primary reports another one. While that sentinel
+    /// does not reply, the primary stays.
+    pub(super) async fn replaced(self) {
+        let Reported { sentinels, by, primary } = self;
+        let mut link = None;
+        loop {
+            tokio::time::sleep(jittered(WATCH)).await;
+            match in_time(sentinels.address_over(&mut link, &sentinels.sentinels[by])).await {
+                Ok(address) if address != primary => return,
+                Ok(_) => {}
+                Err(_) => link = None,
+            }
         }
     }
 }
@@ -151,30 +156,55 @@ async fn ask<T: FromRedisValue>(link: &mut Link, cmd: &Cmd) -> Result<Option<T>,
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::sync::atomic::AtomicU16;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;
     use crate::connection::Address;
 
-    /// Starts a sentinel that reports this, and replies OK to every other command.
-    async fn sentinel(reports: String) -> String {
+    /// Starts a server that replies to a command with what `reply` returns, and else OK.
+    async fn server(reply: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address").to_string();
+        let address = listener.local_addr().expect("an address");
         tokio::spawn(async move {
+            let reply = Arc::new(reply);
             while let Ok((mut client, _)) = listener.accept().await {
-                let mut buffer = vec![0; 4096];
-                while let Ok(read @ 1..) = client.read(&mut buffer).await {
-                    let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
-                    for command in text.split('*').skip(1) {
-                        let is_question = command.contains("GET-MASTER-ADDR-BY-NAME");
-                        let reply = if is_question { reports.as_str() } else { "+OK\r\n" };
-                        client.write_all(reply.as_bytes()).await.expect("a client that reads");
+                let reply = reply.clone();
+                tokio::spawn(async move {
+                    let mut buffer = vec![0; 4096];
+                    while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                        let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                        for command in text.split('*').skip(1) {
+                            let reply = reply(command).unwrap_or_else(|| "+OK\r\n".into());
+                            client.write_all(reply.as_bytes()).await.expect("a client that reads");
+                        }
                     }
-                }
+                });
             }
         });
         address
+    }
+
+    /// Starts a sentinel that replies this to the question for the primary.
+    async fn sentinel(reports: impl Fn() -> String + Send + Sync + 'static) -> String {
+        let is_question = |command: &str| command.contains("GET-MASTER-ADDR-BY-NAME");
+        server(move |command| is_question(command).then(&reports)).await.to_string()
+    }
+
+    /// The reply of a sentinel that reports a primary at this port.
+    fn at_port(port: u16) -> String {
+        let port = port.to_string();
+        format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
+    }
+
+    fn sentinels_at(url: &str) -> Arc<Sentinels> {
+        let Ok(Address::Sentinels { sentinels, name, login }) = Address::read(url, None) else {
+            panic!("no sentinels in {url}")
+        };
+        Arc::new(Sentinels::new(sentinels, name, login))
     }
 
     /// Regression: a sentinel without its state made an outage of the primary look like a wrong
@@ -182,9 +212,9 @@ mod tests {
     #[tokio::test]
     async fn a_sentinel_that_knows_no_primary_hides_no_outage() {
         let unused = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
-        let port = unused.expect("an address").port().to_string();
-        let reports = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
-        let (informed, ignorant) = (sentinel(reports).await, sentinel("*-1\r\n".into()).await);
+        let port = unused.expect("an address").port();
+        let informed = sentinel(move || at_port(port)).await;
+        let ignorant = sentinel(|| "*-1\r\n".into()).await;
         let (absent, two) = (format!("127.0.0.1:{port}"), format!("{ignorant},{ignorant}"));
         for (sentinels, is_outage) in [
             ([&informed, &ignorant], true),
@@ -197,13 +227,25 @@ mod tests {
             ([&two, &absent], false),
         ] {
             let url = format!("redis+sentinel://{},{}/name", sentinels[0], sentinels[1]);
-            let Ok(Address::Sentinels { sentinels, name, login }) = Address::read(&url, None) else {
-                panic!("no sentinels in {url}")
-            };
-            let Err(failure) = Sentinels::new(sentinels, name, login).connect().await else {
-                panic!("a link")
-            };
+            let Err(failure) = sentinels_at(&url).connect().await else { panic!("a link") };
             assert_eq!(matches!(failure, Failure::NotRun(_)), is_outage, "{url}: {failure:?}");
         }
+    }
+    /// Bug: attempts to connect that ran side by side shared what the sentinels had reported. A
+    /// connection to the old primary stayed if another attempt had found the new one.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_watched_by_what_its_own_attempt_found() {
+        let is_primary =
+            |command: &str| command.contains("ROLE").then(|| "*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n".to_owned());
+        let [old, new] = [server(is_primary).await.port(), server(is_primary).await.port()];
+        let reported = Arc::new(AtomicU16::new(old));
+        let reports = reported.clone();
+        let sentinel = sentinel(move || at_port(reports.load(Ordering::Relaxed))).await;
+        let sentinels = sentinels_at(&format!("redis+sentinel://{sentinel}/name"));
+        let Ok((_used, reported_first)) = sentinels.connect().await else { panic!("no link") };
+        reported.store(new, Ordering::Relaxed);
+        let Ok(_unused) = sentinels.connect().await else { panic!("no link") };
+        let ends = tokio::time::timeout(10 * WATCH, reported_first.replaced());
+        assert!(ends.await.is_ok(), "the connection to the old primary stays");
     }
 }

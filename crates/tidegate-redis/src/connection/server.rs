@@ -165,15 +165,16 @@ impl Server {
             }
             _ => None,
         };
-        let connection = (self.connections.fetch_add(1, Ordering::Relaxed), made?);
+        let (connection, reported) = made?;
+        let connection = (self.connections.fetch_add(1, Ordering::Relaxed), connection);
         self.congestion.connected();
         lock(&self.breaker).connected(tokio::time::Instant::now());
         *lock(&self.current) = Some(connection.clone());
         let mut watch = JoinSet::new();
-        if let Some(sentinels) = self.wire.sentinels() {
+        if let Some(reported) = reported {
             let (server, number) = (Arc::downgrade(self), connection.0);
             watch.spawn(async move {
-                sentinels.replaced().await;
+                reported.replaced().await;
                 server.upgrade().into_iter().for_each(|server| server.forget(number));
             });
         }

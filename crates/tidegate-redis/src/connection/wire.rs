@@ -8,7 +8,7 @@ use redis::{Cmd, RedisError, Value};
 use super::address::Node;
 use super::failure::Failure;
 use super::link::{Link, PendingReply};
-use super::sentinel::Sentinels;
+use super::sentinel::{Reported, Sentinels};
 
 /// Makes connections to one server.
 #[derive(Default)]
@@ -33,28 +33,24 @@ pub(crate) enum Connection {
 }
 
 impl Wire {
-    /// Connects. The caller sets the deadline of all attempts.
-    pub(crate) async fn connect(&self) -> Result<Connection, Failure> {
-        let (mut link, key) = match self {
-            Wire::Server { node, key } => (Link::connect(node).await?, key.as_deref()),
-            Wire::Sentinels { sentinels, key } => (sentinels.connect().await?, Some(key.as_str())),
+    /// Connects. The caller sets the deadline of all attempts. Also returns what a sentinel
+    /// reported, which may report another server later.
+    pub(super) async fn connect(&self) -> Result<(Connection, Option<Reported>), Failure> {
+        let (mut link, key, reported) = match self {
+            Wire::Server { node, key } => (Link::connect(node).await?, key.as_deref(), None),
+            Wire::Sentinels { sentinels, key } => {
+                let (link, reported) = sentinels.connect().await?;
+                (link, Some(key.as_str()), Some(reported))
+            }
             Wire::Nowhere => return Err(Failure::NotRun("no server is known".into())),
             #[cfg(feature = "simulation")]
             Wire::Model(link) => {
-                let made = link.connect().await.map(Connection::Model);
+                let made = link.connect().await.map(|made| (Connection::Model(made), None));
                 return made.map_err(|error| super::failure::of_connecting(&error));
             }
         };
         link.test(key).await?;
-        Ok(Connection::Client(link))
-    }
-
-    /// The sentinels that may report another server than that of a connection.
-    pub(super) fn sentinels(&self) -> Option<Arc<Sentinels>> {
-        match self {
-            Wire::Sentinels { sentinels, .. } => Some(sentinels.clone()),
-            _ => None,
-        }
+        Ok((Connection::Client(link), reported))
     }
 }
 
