@@ -340,6 +340,21 @@ fn a_second_response_of_a_call_does_not_count_it_again() {
     assert!(world.api.try_acquire().is_err());
 }
 
+/// Bug: the trailers of a call reported how many units were left after the call, and its cost was
+/// subtracted from them, because its headers had reported nothing.
+#[test]
+fn a_second_response_that_reports_the_limit_has_counted_its_own_call() {
+    let world = world();
+    let (mut call, mut other) = (world.call(), world.call());
+    obey(&mut call, 200, &[("content-type", "application/grpc")]);
+    // The server may not have counted this one.
+    obey(&mut other, 200, &[]);
+    obey(&mut call, 200, &[("grpc-status", "0"), ("ratelimit", "\"a\";r=2;t=60")]);
+    assert_eq!(world.paused_for(), Duration::ZERO);
+    assert!(world.api.try_acquire().is_ok());
+    assert!(world.api.try_acquire().is_err());
+}
+
 #[test]
 fn calls_whose_responses_report_another_limit_are_not_counted_by_this_one() {
     let clock = ManualClock::new();

@@ -15,8 +15,8 @@
 //!
 //! *Uncounted* are the calls that the server may not have counted when it wrote a response: the
 //! calls in flight, and the calls that ended without a report since this response's call began.
-//! Other calls that ended since then brought a response with its own count, and a count only
-//! lowers.
+//! The call itself is counted in each of its responses. Other calls that ended since then brought a
+//! response with its own count, and a count only lowers.
 
 use std::time::{Duration, SystemTime};
 
@@ -49,6 +49,8 @@ pub(super) struct Ticket {
     began: Nanos,
     responses: u64,
     pauses: u64,
+    /// The part of the state's `unreported` that the server has counted when it writes a response
+    /// of this call: the calls that ended before this one began, and this call itself.
     unreported: Load,
 }
 
@@ -172,7 +174,10 @@ impl State {
     pub(super) fn end_call(&mut self, ticket: &mut Ticket, is_unreported: impl Fn(Count) -> bool) {
         if std::mem::take(&mut ticket.is_open) {
             self.open.subtract(&ticket.costs);
-            self.unreported.add(&ticket.costs.only(is_unreported));
+            let own = ticket.costs.only(is_unreported);
+            self.unreported.add(&own);
+            // A later response of the call has counted the call.
+            ticket.unreported.add(&own);
         }
     }
 
