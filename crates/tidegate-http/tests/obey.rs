@@ -473,6 +473,22 @@ fn the_next_window_is_presumed_after_responses_that_took_no_time() {
     assert_eq!(begun_now(&world).len(), 50);
 }
 
+/// Bug: the whole time of a stream, until its trailers, counted as the time of its response. So the
+/// window after its last one was presumed for the longest pause.
+#[test]
+fn a_window_is_presumed_for_two_trips_however_long_a_stream_lasts() {
+    let world = world();
+    let mut stream = world.call();
+    world.clock.advance(Duration::from_millis(500));
+    obey(&mut stream, 200, &[("content-type", "application/grpc")]);
+    world.clock.advance(secs(400));
+    let reported = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", "9"), ("x-ratelimit-reset", "5")];
+    obey(&mut stream, 200, &[&[("grpc-status", "0")], &reported[..]].concat());
+    world.clock.advance(secs(6));
+    assert_eq!(begun_now(&world).len(), 10);
+    assert_eq!(world.paused_for(), secs(1));
+}
+
 /// A call that waited for a long window began the next short one. When the call began, that one was
 /// over, and all others began with it.
 #[test]

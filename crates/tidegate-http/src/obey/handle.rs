@@ -346,7 +346,7 @@ impl Obey {
         let now = self.now();
         let age = now.saturating_since(ticket.began());
         let mut state = self.state();
-        *ticket = state.move_in(now, ticket.costs().clone(), age);
+        *ticket = state.move_in(now, ticket, age);
         let shut = state.exhausted_until(now);
         drop(state);
         panic.catch(|| self.pause_until(shut, now));

@@ -52,6 +52,8 @@ pub(super) struct Ticket {
     /// The part of the state's `unreported` that the server has counted when it writes a response
     /// of this call: the calls that ended before this one began, and this call itself.
     unreported: Load,
+    /// The time from the beginning of the call to its first response, if it has one.
+    trip: Option<Nanos>,
 }
 
 /// How responses are obeyed.
@@ -109,15 +111,16 @@ impl State {
         self.open(now, costs)
     }
 
-    /// Begins a call that began at another limiter `age` ago, even if the server allows no more
-    /// calls. The response to the call may be older than the last one that this state learned from.
-    pub(super) fn move_in(&mut self, now: Nanos, costs: Load, age: Nanos) -> Ticket {
-        let ticket = self.force_begin(now, costs);
+    /// Begins a call that began at another limiter `age` ago with the ticket `from`, even if the
+    /// server allows no more calls. The response to the call may be older than the last one that
+    /// this state learned from.
+    pub(super) fn move_in(&mut self, now: Nanos, from: &Ticket, age: Nanos) -> Ticket {
+        let ticket = self.force_begin(now, from.costs.clone());
         let began = Nanos::new(now.as_u64().saturating_sub(age.as_u64()));
         let is_before = |at: Nanos, count: u64| count > 0 && began <= at;
         let responses = if is_before(self.responded, self.responses) { 0 } else { ticket.responses };
         let pauses = ticket.pauses - u64::from(is_before(self.refused, self.pauses));
-        Ticket { began, responses, pauses, ..ticket }
+        Ticket { began, responses, pauses, trip: from.trip, ..ticket }
     }
 
     /// Returns whether a whole window of each limit has room for these costs.
@@ -134,6 +137,7 @@ impl State {
             responses: self.responses,
             pauses: self.pauses,
             unreported: self.unreported.clone(),
+            trip: None,
         }
     }
 
@@ -195,6 +199,7 @@ impl State {
         let mut actions = Actions::default();
         let reported = response.limits.iter().zip(counts).filter(|(limit, _)| limit.remaining.is_some());
         let reported: Vec<_> = reported.filter_map(|(_, count)| *count).collect();
+        ticket.trip.get_or_insert(now.saturating_since(ticket.began));
         self.end_call(ticket, |count| !response.trusted || !reported.contains(&count));
         if !response.trusted && !response.refused {
             return actions;
@@ -243,7 +248,7 @@ impl State {
                 let not_before = ticket.began.saturating_add(asked_within.into());
                 let (response, seen) = (self.responses, ticket.responses);
                 // A presumed window lasts for two trips, so it lasts at most for `max_pause`.
-                let trip = now.saturating_since(ticket.began).min((terms.max_pause / 2).into());
+                let trip = ticket.trip.unwrap_or_default().min((terms.max_pause / 2).into());
                 let allowed = Allowed { limit, count, left, not_before, until, response, seen, trip };
                 let Some(left) = self.windows.learn(now, allowed) else { return };
                 if left == 0 {
@@ -298,10 +303,6 @@ impl Ticket {
     /// Returns whether the call is in flight.
     pub(super) fn is_open(&self) -> bool {
         self.is_open
-    }
-
-    pub(super) fn costs(&self) -> &Load {
-        &self.costs
     }
 
     pub(super) fn began(&self) -> Nanos {

@@ -66,8 +66,8 @@ struct Window {
     reported_by: u64,
     /// The units of a whole window, if the server reported them.
     quota: Option<u64>,
-    /// The longest time from the beginning of a call to its response, over all responses about the
-    /// window.
+    /// The longest time from the beginning of a call to its first response, over all calls with a
+    /// response about the window.
     trip: Nanos,
     /// No response has reported the window.
     is_presumed: bool,
@@ -86,7 +86,8 @@ pub(super) struct Allowed<'a> {
     pub(super) response: u64,
     /// The number of responses that had arrived when this response's call began.
     pub(super) seen: u64,
-    /// The time from the beginning of the call to the response.
+    /// The time from the beginning of the call to its first response. A later response comes when a
+    /// stream ends.
     pub(super) trip: Nanos,
 }
 
