@@ -12,6 +12,7 @@ use tidegate::{
     CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter, Limiter, ManualClock, OfKey, Pause, Rate,
     RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, Unlimited,
 };
+use tidegate_http::When;
 use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, ResponseLimits, Vendor};
 
@@ -1343,6 +1344,20 @@ fn a_global_refusal_pauses_all_scopes_and_later_ones() {
         clock.advance(secs(20));
         assert_eq!(paused_for(&routes.of("GET /d/1")), Duration::ZERO);
     }
+}
+
+/// Bug: a global refusal whose limits were read elsewhere paused its own scope only.
+#[test]
+fn a_global_refusal_that_was_read_from_a_body_pauses_all_scopes() {
+    let hosts = scopes(&ManualClock::new(), 100);
+    let (mut call, other) = (hosts.of("a").try_acquire().unwrap(), hosts.of("b"));
+    let mut limits = ResponseLimits::default();
+    limits.refused = true;
+    limits.scope = Some("global".to_owned());
+    limits.retry_after = Some(When::In(secs(30)));
+    call.obey_limits(limits);
+    assert_eq!((paused_for(&hosts.of("a")), paused_for(&other)), (secs(30), secs(30)));
+    assert_eq!(paused_for(&hosts.of("c")), secs(30));
 }
 
 /// Regression: the default clock of each limiter counts from its creation. The ends of two pauses

@@ -448,11 +448,6 @@ impl Obey {
             *self = bucket;
         }
         let obeyed = self.obey_all(ticket, response, is_success, &mut panic);
-        if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, obeyed.paused_for)
-            && obeyed.answer.is_global()
-        {
-            scope_ref.pause_others(self, &self.shared.options.clock, wait, &mut panic);
-        }
         panic.resume();
         obeyed
     }
@@ -498,6 +493,11 @@ impl Obey {
         let actions = self.state().learn(now, ticket, &response, &counts, is_success, terms);
         let (paused_for, error) = self.carry_out(&actions, panic);
         self.set_pace(now, &response, &counts, &actions, panic);
+        if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, paused_for)
+            && response.is_global()
+        {
+            scope_ref.pause_others(self, &options.clock, wait, panic);
+        }
         Obeyed { answer: response, paused_for, asked_for: actions.asked, error }
     }
 
