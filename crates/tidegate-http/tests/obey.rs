@@ -1360,6 +1360,17 @@ fn a_global_refusal_that_was_read_from_a_body_pauses_all_scopes() {
     assert_eq!(paused_for(&hosts.of("c")), secs(30));
 }
 
+/// Bug: a global refusal paused no other scope if the limiter of its call did not pause, because it
+/// was closed.
+#[test]
+fn a_global_refusal_pauses_the_other_scopes_of_a_closed_limiter() {
+    let hosts = scopes(&ManualClock::new(), 100);
+    let (mut call, other) = (hosts.of("a").try_acquire().unwrap(), hosts.of("b"));
+    hosts.of("a").limiter().close().unwrap();
+    let obeyed = obey(&mut call, 429, &[("x-ratelimit-scope", "global"), ("retry-after", "30")]);
+    assert_eq!((obeyed.paused_for, paused_for(&other)), (None, secs(30)));
+}
+
 /// Regression: the default clock of each limiter counts from its creation. The ends of two pauses
 /// on different clocks were compared directly, so a pause that was over kept a later scope out of a
 /// pause that was not over.

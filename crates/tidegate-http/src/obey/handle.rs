@@ -491,9 +491,11 @@ impl Obey {
         // Without its clock, the response counts as of the beginning of its call.
         let now = panic.catch(|| self.now()).unwrap_or(ticket.began());
         let actions = self.state().learn(now, ticket, &response, &counts, is_success, terms);
-        let (paused_for, error) = self.carry_out(&actions, panic);
+        let wait = actions.pause.map(|wait| self.with_jitter(wait));
+        let (paused_for, error) = self.carry_out(&actions, wait, panic);
         self.set_pace(now, &response, &counts, &actions, panic);
-        if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, paused_for)
+        // Also if this limiter did not pause: it may be closed.
+        if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, wait)
             && response.is_global()
         {
             scope_ref.pause_others(self, &options.clock, wait, panic);
@@ -534,11 +536,15 @@ impl Obey {
     }
 
     /// Carries out the actions. Each order only lowers permits or prolongs a pause, so the actions
-    /// of two responses may be carried out in any sequence. Returns how long the limiter pauses,
-    /// and the error of the limiter.
-    fn carry_out(&self, actions: &Actions, panic: &mut FirstPanic) -> (Option<Duration>, Option<AllRefusal>) {
+    /// of two responses may be carried out in any sequence. `wait` is the pause with its jitter.
+    /// Returns how long the limiter pauses, and the error of the limiter.
+    fn carry_out(
+        &self,
+        actions: &Actions,
+        wait: Option<Duration>,
+        panic: &mut FirstPanic,
+    ) -> (Option<Duration>, Option<AllRefusal>) {
         let limiter = &self.shared.non_blocking;
-        let wait = actions.pause.map(|wait| self.with_jitter(wait));
         let refused = wait.and_then(|wait| panic.catch(|| self.pause_for(wait))?.err());
         let closed =
             || Some(AllRefusal::from(Refusal::Closed)).filter(|_| wait.is_some() && limiter.is_closed());

@@ -251,7 +251,7 @@ impl Shared {
         drop((forgotten, ranked));
     }
 
-    /// Pauses all scopes but this one, which pauses already.
+    /// Pauses all scopes but this one, which was asked to pause already.
     fn pause_others(&self, own: &Obey, clock: &Arc<dyn Clock>, wait: Duration, panic: &mut FirstPanic) {
         let now = panic.catch(|| self.clock.get_or_init(|| clock.clone()).now());
         let mut state = self.state();
@@ -297,7 +297,7 @@ impl ScopeRef {
         Some(to.obey.clone().with_scope_ref(self.clone()))
     }
 
-    /// Pauses all scopes but this one, which pauses already.
+    /// Pauses all scopes but this one, which was asked to pause already.
     pub(super) fn pause_others(
         &self,
         own: &Obey,
