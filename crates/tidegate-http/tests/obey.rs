@@ -176,6 +176,21 @@ fn back_off_doubles_up_to_the_cap_and_ends_with_the_first_success() {
     assert_eq!(world.respond(429, &[]).paused_for, Some(secs(1)));
 }
 
+/// Bug: limits that were read from the body of an error counted as a success, and so did those in
+/// the messages of a gRPC call whose status had not come.
+#[test]
+fn limits_in_a_body_make_no_success_of_a_call_that_has_none() {
+    for (status, pairs) in [(500, &[][..]), (200, &[("content-type", "application/grpc")])] {
+        let world = world();
+        world.respond(429, &[]);
+        world.clock.advance(secs(2));
+        let mut call = world.call();
+        obey(&mut call, status, pairs);
+        call.obey_limits(ResponseLimits::default());
+        assert_eq!(world.respond(429, &[]).paused_for, Some(secs(2)), "{status}");
+    }
+}
+
 #[test]
 fn very_many_refusals_in_a_row_pause_for_the_cap() {
     let world = world();

@@ -447,7 +447,7 @@ impl Obey {
             bucket.move_in(ticket, &mut panic);
             *self = bucket;
         }
-        let obeyed = self.obey_all(ticket, response, is_success, &mut panic);
+        let obeyed = self.obey_all(ticket, response, Some(is_success), &mut panic);
         panic.resume();
         obeyed
     }
@@ -472,7 +472,7 @@ impl Obey {
     /// Obeys limits that were read from the response to a call.
     pub(super) fn obey_limits(&self, ticket: &mut Ticket, response: ResponseLimits) -> Obeyed {
         let mut panic = FirstPanic::default();
-        let obeyed = self.obey_all(ticket, response, true, &mut panic);
+        let obeyed = self.obey_all(ticket, response, None, &mut panic);
         panic.resume();
         obeyed
     }
@@ -481,7 +481,7 @@ impl Obey {
         &self,
         ticket: &mut Ticket,
         mut response: ResponseLimits,
-        is_success: bool,
+        is_success: Option<bool>,
         panic: &mut FirstPanic,
     ) -> Obeyed {
         let Shared { options, members, .. } = &*self.shared;

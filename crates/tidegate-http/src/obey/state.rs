@@ -54,6 +54,8 @@ pub(super) struct Ticket {
     unreported: Load,
     /// The time from the beginning of the call to its first response, if it has one.
     trip: Option<Nanos>,
+    /// Whether the last response with a status was a success. `None` if there is none.
+    is_success: Option<bool>,
 }
 
 /// How responses are obeyed.
@@ -120,7 +122,7 @@ impl State {
         let is_before = |at: Nanos, count: u64| count > 0 && began <= at;
         let responses = if is_before(self.responded, self.responses) { 0 } else { ticket.responses };
         let pauses = ticket.pauses - u64::from(is_before(self.refused, self.pauses));
-        Ticket { began, responses, pauses, trip: from.trip, ..ticket }
+        Ticket { began, responses, pauses, trip: from.trip, is_success: from.is_success, ..ticket }
     }
 
     /// Returns whether a whole window of each limit has room for these costs.
@@ -138,6 +140,7 @@ impl State {
             pauses: self.pauses,
             unreported: self.unreported.clone(),
             trip: None,
+            is_success: None,
         }
     }
 
@@ -186,17 +189,19 @@ impl State {
     }
 
     /// Learns from a response. The first response ends the call. `counts` has, for each limit, the
-    /// unit in which calls are charged.
+    /// unit in which calls are charged. `is_success` is `None` for limits that come without a
+    /// status: then the status before counts, and without one, they are of a success.
     pub(super) fn learn(
         &mut self,
         now: Nanos,
         ticket: &mut Ticket,
         response: &ResponseLimits,
         counts: &[Option<Count>],
-        is_success: bool,
+        is_success: Option<bool>,
         terms: Terms,
     ) -> Actions {
         let mut actions = Actions::default();
+        ticket.is_success = is_success.or(ticket.is_success);
         let reported = response.limits.iter().zip(counts).filter(|(limit, _)| limit.remaining.is_some());
         let reported: Vec<_> = reported.filter_map(|(_, count)| *count).collect();
         ticket.trip.get_or_insert(now.saturating_since(ticket.began));
@@ -209,7 +214,7 @@ impl State {
         for (limit, count) in response.limits.iter().zip(counts) {
             self.limit(now, ticket, response, (limit, *count), terms, &mut actions);
         }
-        self.refusal(now, ticket, response, is_success, terms, &mut actions);
+        self.refusal(now, ticket, response, terms, &mut actions);
         actions
     }
 
@@ -268,13 +273,12 @@ impl State {
         now: Nanos,
         ticket: &Ticket,
         response: &ResponseLimits,
-        is_success: bool,
         terms: Terms,
         actions: &mut Actions,
     ) {
         let is_new = ticket.pauses == self.pauses;
         if !response.refused {
-            actions.is_success = is_success && is_new;
+            actions.is_success = ticket.is_success.unwrap_or(true) && is_new;
             if actions.is_success {
                 self.refusals = 0;
             }
