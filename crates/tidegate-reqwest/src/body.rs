@@ -3,12 +3,18 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use http::header::CONTENT_TYPE;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use reqwest::{Body, Response, ResponseBuilderExt, StatusCode};
 use tidegate_http::obey::Call;
 
 /// Returns the response with a body that keeps the call until it ends, fails or is dropped.
-pub(crate) fn keep_until_end(response: Response, call: Call) -> Response {
+/// `is_own` is whether the response came from the host of the request. Only then, and only if the
+/// response is one of gRPC, are its trailers obeyed.
+pub(crate) fn keep_until_end(response: Response, call: Call, is_own: bool) -> Response {
+    let kind = response.headers().get(CONTENT_TYPE);
+    let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    let obeys_trailers = is_own && is_grpc;
     let url = response.url().clone();
     let (mut parts, body) = http::Response::from(response).into_parts();
     // reqwest reads the address of a response from an extension that only this builder can set.
@@ -16,12 +22,13 @@ pub(crate) fn keep_until_end(response: Response, call: Call) -> Response {
         parts.extensions.extend(with_url.into_parts().0.extensions);
     }
     let call = (!body.is_end_stream()).then_some(call);
-    http::Response::from_parts(parts, Body::wrap(Held { body, call })).into()
+    http::Response::from_parts(parts, Body::wrap(Held { body, call, obeys_trailers })).into()
 }
 
 struct Held {
     body: Body,
     call: Option<Call>,
+    obeys_trailers: bool,
 }
 
 impl HttpBody for Held {
@@ -35,8 +42,8 @@ impl HttpBody for Held {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
         if let Some(Ok(frame)) = &frame
-            && let Some(trailers) =
-                frame.trailers_ref().filter(|trailers| trailers.contains_key("grpc-status"))
+            && let Some(trailers) = frame.trailers_ref().filter(|_| this.obeys_trailers)
+            && trailers.contains_key("grpc-status")
             && let Some(call) = &mut this.call
         {
             call.obey(StatusCode::OK, trailers);
@@ -79,7 +86,9 @@ mod tests {
             trailers.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))),
         );
         let body = Full::new(Bytes::from("data")).with_trailers(async { Some(Ok(trailers)) });
-        let response = keep_until_end(http::Response::new(Body::wrap(body)).into(), call);
+        let mut response = http::Response::new(Body::wrap(body));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc+proto"));
+        let response = keep_until_end(response.into(), call, true);
         assert!(limiter.try_acquire().is_ok());
         let whole = Body::from(response).collect().await.expect("a body");
         assert!(whole.trailers().is_some());

@@ -268,10 +268,11 @@ impl Ticket {
     pub(crate) fn end(self, response: Response) -> Response {
         let Some(mut call) = self.call else { return response };
         // A response of another host is not about this limit.
-        if host(response.url()) == self.host {
+        let is_own = host(response.url()) == self.host;
+        if is_own {
             call.obey(response.status(), response.headers());
         }
-        keep_until_end(response, call)
+        keep_until_end(response, call, is_own)
     }
 }
 

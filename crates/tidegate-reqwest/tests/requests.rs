@@ -18,6 +18,7 @@ use tidegate::{AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, To
 use tidegate_http::ThrottledBody;
 use tidegate_http::obey::{Obey, Options, Scopes};
 use tidegate_reqwest::{Error, RateLimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
@@ -123,6 +124,45 @@ async fn hosts_have_limits_of_their_own() {
     assert_eq!(send(format!("http://{second}/200")).await.unwrap(), 200);
     assert!(send(format!("http://{second}/200")).await.is_err());
     assert_eq!(hosts.len(), 2);
+}
+
+/// A server that responds to one request with trailers that ask for a pause of 30 s.
+async fn server_of_trailers(content_type: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            connection.read_buf(&mut request).await.unwrap();
+        }
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\n");
+        let body = "transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n";
+        let trailers = "grpc-status: 8\r\nretry-after: 30\r\n\r\n";
+        connection.write_all([&*head, body, trailers].concat().as_bytes()).await.unwrap();
+    });
+    address
+}
+
+/// Bug: the trailers of another host, to which a request was redirected, paused the limit, and so
+/// did the trailers of a response that was not one of gRPC.
+#[tokio::test]
+async fn trailers_are_obeyed_only_if_they_are_of_grpc_and_of_the_host_of_the_request() {
+    for (content_type, is_led_away, pause) in
+        [("application/grpc", false, 30), ("application/grpc", true, 0), ("text/plain", false, 0)]
+    {
+        let mut address = server_of_trailers(content_type).await;
+        if is_led_away {
+            address = server(Some(address)).await.0;
+        }
+        let limiter = limiter(1);
+        let obey = Obey::with_options(limiter.clone(), Options::new().jitter(0.0));
+        let limit = RateLimit::obeying(obey);
+        let response = limit.send(Client::new().get(format!("http://{address}/away"))).await.unwrap();
+        assert_eq!(response.text().await.unwrap(), "hi");
+        let paused_for = limiter.status().paused_for;
+        assert_eq!(paused_for, Duration::from_secs(pause), "{content_type} {is_led_away}");
+    }
 }
 
 #[tokio::test]
