@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::{Client, Request, RequestBuilder, Response, Url};
 use tidegate::{AllRefusal, AllRequest, AnyLimiter};
 use tidegate_http::obey::{Call, Obey, Scopes};
+use tidegate_http::read::ResponseLimits;
 
 use crate::body::keep_until_end;
 use crate::error::Error;
@@ -271,6 +272,11 @@ impl Ticket {
         let is_own = host(response.url()) == self.host;
         if is_own {
             call.obey(response.status(), response.headers());
+        } else {
+            // The call is no longer in flight, and keeps its permits.
+            let mut nothing = ResponseLimits::default();
+            nothing.trusted = false;
+            call.obey_limits(nothing);
         }
         keep_until_end(response, call, is_own)
     }

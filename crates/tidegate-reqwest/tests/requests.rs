@@ -261,6 +261,19 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     }
 }
 
+/// Bug: a request that was redirected to another host counted as in flight until the body of that
+/// host ended, and the server of the request could allow one call less.
+#[tokio::test]
+async fn a_request_that_was_redirected_to_another_host_is_not_in_flight() {
+    let (other, sender) = server_of_one_body().await;
+    let (address, _) = server(Some(other)).await;
+    let obey = Obey::new(limiter(1));
+    let limit = RateLimit::obeying(obey.clone());
+    let response = limit.send(Client::new().get(format!("http://{address}/away"))).await.unwrap();
+    assert_eq!(obey.in_flight(), 0);
+    drop((sender, response));
+}
+
 #[tokio::test]
 async fn a_request_that_finds_no_room_in_flight_takes_nothing_of_the_rate() {
     let (address, sender) = server_of_one_body().await;

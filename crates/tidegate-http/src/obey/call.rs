@@ -17,7 +17,8 @@ use crate::read::ResponseLimits;
 /// given back when the call is dropped.
 ///
 /// Drop a call without a response from its server: the connection failed, or another server
-/// responded after a redirect.
+/// responded after a redirect. To keep its permits, obey limits that are not
+/// [trusted](ResponseLimits::trusted) instead: they only end the call.
 #[derive(Debug)]
 #[must_use = "pass the response of the server to `obey`: dropping the call means that there was no response"]
 pub struct Call {
