@@ -839,6 +839,19 @@ fn a_share_that_is_used_is_a_limit_of_one() {
     assert_eq!(pause(&read(200, &[("x-ratelimit-utilization", "46")])), Advice::Go);
 }
 
+/// Bug: Microsoft Graph sends the used part of a limit from 0.8 on. It was read as a limit of less
+/// than one request. A percentage that remains was read as a number of requests.
+#[test]
+fn a_percentage_is_no_number_of_requests() {
+    for (name, value) in [
+        ("x-ms-throttle-limit-percentage", "0.9"),
+        ("x-ratelimit-remaining-percent", "5"),
+        ("x-ratelimit-percentage-remaining", "0"),
+    ] {
+        assert_eq!(read(200, &[(name, value)]).limits, [], "{name}");
+    }
+}
+
 #[test]
 fn a_refusal_ends_at_a_reset_of_a_limit_that_does_not_say_what_is_left() {
     let lark = [("x-ogw-ratelimit-limit", "100"), ("x-ogw-ratelimit-reset", "60")];

@@ -326,8 +326,12 @@ fn classify(words: &[&str], has_base: &dyn Fn(&str) -> bool) -> Option<Name> {
     if words.iter().any(|w| matches!(*w, "prepaid" | "onetime" | "balance")) {
         return None;
     }
-    // A part or a share of a limit, not the limit.
-    if words.iter().any(|w| matches!(*w, "currentrequest" | "percentage" | "percent" | "cost"))
+    // A share of a limit, not a number of units.
+    if words.iter().any(|w| matches!(*w, "percentage" | "percent")) {
+        return None;
+    }
+    // A part of a limit, not the limit.
+    if words.iter().any(|w| matches!(*w, "currentrequest" | "cost"))
         && !words.iter().any(|w| matches!(*w, "limit" | "remaining" | "reset"))
     {
         return None;
