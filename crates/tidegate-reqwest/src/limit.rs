@@ -18,8 +18,9 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 ///
 /// It is a middleware of `reqwest-middleware`. Without the middleware, its method
 /// [`send`](RateLimit::send) sends requests. A request waits until its permits are available. The
-/// response is obeyed: `Retry-After` and the headers of many vendors pause the limiter or lower its
-/// available permits, for all waiting requests. See [`obey`](tidegate_http::obey).
+/// response is obeyed: `Retry-After`, the headers of many vendors and the pushback of gRPC pause the
+/// limiter or lower its available permits, for all waiting requests. The trailers of a gRPC response
+/// are obeyed like its headers. See [`obey`](tidegate_http::obey).
 ///
 /// | method | limits |
 /// |---|---|
@@ -32,8 +33,9 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 /// refused the request: only the last response is obeyed. A retry by a middleware before this one,
 /// or by the program, is a new request: it waits its turn, and costs its permits again.
 ///
-/// A response is obeyed only if its host is that of the request as this middleware sees it. So put
-/// a middleware that changes the host, such as one that adds a base address, before this one.
+/// A response is obeyed, with its trailers, only if its host is that of the request as this
+/// middleware sees it. So put a middleware that changes the host, such as one that adds a base
+/// address, before this one.
 ///
 /// # When a call is over
 ///

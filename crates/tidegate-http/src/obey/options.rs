@@ -100,7 +100,9 @@ impl Options {
     }
 
     /// Sets which further responses are refusals, although their status and headers do not say so:
-    /// every 503 of a server, for example.
+    /// every 503 of a server, for example. The function is called for each response that is given
+    /// to [`Call::obey`](super::Call::obey). So for a gRPC call it is called with the headers, and
+    /// again with the trailers and status 200.
     ///
     /// # Examples
     ///

@@ -115,8 +115,9 @@ impl Scopes {
         Self::with(most, Arc::new(make), None)
     }
 
-    /// Sets the function that returns the bucket of a route, from a response to one of the route's
-    /// calls. See [above](Scopes#buckets). Scopes created before are forgotten.
+    /// Sets the function that returns the bucket of a route, from the headers of a response to one
+    /// of the route's calls. For a gRPC call, it is called again with the trailers. `None` leaves
+    /// the route where it is. See [above](Scopes#buckets). Scopes created before are forgotten.
     #[must_use]
     pub fn by_bucket(
         self,
