@@ -288,6 +288,10 @@ fn milliseconds_do_not_pause_for_hours() {
     // The server reports the wait a second time.
     let pairs = [("retry-after", "60"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "59993")];
     assert_eq!(read(429, &pairs).limits[0].reset, seconds(59.993));
+    // The `Retry-After` is in seconds, and so is an equal reset.
+    let pairs = [("retry-after", "500"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "500")];
+    let of_a_minute = [&pairs[..], &[("x-ratelimit-period", "60")]].concat();
+    assert_eq!(read(429, &of_a_minute).limits[0].reset, seconds(500.0));
     // A quota of a month lasts for a month.
     assert_eq!(reset("2591999"), seconds(2_591_999.0));
 }
@@ -312,9 +316,21 @@ fn seconds_within_the_window_of_a_policy_are_no_milliseconds() {
             }
         }
     }
-    // A reset beyond its window is in milliseconds.
-    let pairs = [("ratelimit", "limit=5, remaining=0, reset=30000"), ("ratelimit-policy", "5;w=60")];
-    assert_eq!(only(&pairs).reset, seconds(30.0));
+    // A reset far beyond its window is in milliseconds. A bucket in debt resets soon after its
+    // window.
+    let state = |reset| format!("limit=5, remaining=0, reset={reset}");
+    for (reset, expected) in [("30000", 30.0), ("10000", 10.0), ("9999", 9999.0), ("100", 100.0)] {
+        assert_eq!(
+            only(&[("ratelimit", &state(reset)), ("ratelimit-policy", "5;w=60")]).reset,
+            seconds(expected)
+        );
+        assert_eq!(
+            only(&[("ratelimit-limit", "5;w=60"), ("ratelimit-reset", reset)]).reset,
+            seconds(expected)
+        );
+        let listed = [("ratelimit-limit", "5, 5;w=60"), ("ratelimit-reset", reset)];
+        assert_eq!(only(&listed).reset, seconds(expected));
+    }
 }
 
 #[test]

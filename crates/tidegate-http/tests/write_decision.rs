@@ -4,12 +4,14 @@
 
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllRequest, CountingLimit, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request,
     TokenBucket, Unlimited,
 };
+use tidegate_http::When;
+use tidegate_http::read::Reader;
 use tidegate_http::write::{Format, Limit, decision, decision_of_all, granted};
 
 fn written(headers: &HeaderMap, name: &str) -> Option<String> {
@@ -49,6 +51,23 @@ fn a_pause_is_written() {
     // The pause, and one interval.
     assert_eq!(written(&headers, "retry-after").as_deref(), Some("31"));
     assert_eq!(written(&headers, "ratelimit").as_deref(), Some("\"a\";r=0;t=31"));
+}
+
+/// Bug: a bucket in debt resets later than its window. The reader took such a reset in an older
+/// draft for milliseconds, so a client came back a thousand times too early.
+#[test]
+fn a_reset_of_a_bucket_in_debt_is_read_as_it_is_written() {
+    let bucket = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(10), 10), ManualClock::new());
+    bucket.debit(60);
+    let limit = Limit::of("a", &bucket.status()).unwrap();
+    for format in [Format::Draft07, Format::Draft06, Format::Draft03, Format::XRateLimit] {
+        let mut headers = HeaderMap::new();
+        granted(std::slice::from_ref(&limit), format, &mut headers);
+        for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+            let response = Reader::auto().read(status, &headers);
+            assert_eq!(response.limits[0].reset, Some(When::In(Duration::from_secs(306))), "{headers:?}");
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::merge::{Found, merge};
 use super::name::{Field, Name, label_unit, label_window};
 use super::number;
 use super::pairs;
-use super::time::{self, Clock, SECOND};
+use super::time::{self, Clock, SECOND, Window};
 use crate::{Unit, When};
 
 /// The headers that share a family, a spelling and a label.
@@ -247,7 +247,8 @@ impl Group {
         clock: Clock,
     ) -> Vec<ServerLimit> {
         let read_again = |(mut limit, text): (ServerLimit, Option<String>)| {
-            let window = limit.window.or_else(|| window_of(limit.limit));
+            let of_policy = || window_of(limit.limit).map(Window::OfPolicy);
+            let window = limit.window.map(Window::Other).or_else(of_policy);
             limit.reset = text.and_then(|text| clock.reset(&text, window)).or(limit.reset);
             limit
         };
@@ -276,8 +277,8 @@ impl Group {
                 limit: limits().find(|limit| limit.window == window).map(|limit| limit.limit),
                 remaining: Some(left.value),
                 reset: match self.resets.iter().find(own) {
-                    Some(reset) => self.read_reset(reset, clock, window),
-                    None if i == 0 && !listed => self.reset(0, clock, window),
+                    Some(reset) => self.read_reset(reset, clock, window.map(Window::OfPolicy)),
+                    None if i == 0 && !listed => self.reset(0, clock, window.map(Window::OfPolicy)),
                     None => None,
                 },
                 window,
@@ -295,9 +296,12 @@ impl Group {
         let members = if parallel { longest.max(1) } else { 1 };
         let limit = |i: usize| {
             let [limit, remaining, used] = lists.map(|list| list.get(i));
-            let window = [limit, remaining, used].into_iter().flatten().find_map(|count| count.window);
-            let window =
-                window.or(self.own_window()).or_else(|| label_window(&self.label)).or_else(|| self.rate());
+            let of = |count: &Count| {
+                Some((if count.is_policy { Window::OfPolicy } else { Window::Other })(count.window?))
+            };
+            let of_count = [limit, remaining, used].into_iter().flatten().find_map(of);
+            let own = || self.own_window().or_else(|| label_window(&self.label)).or_else(|| self.rate());
+            let window = of_count.or_else(|| own().map(Window::Other));
             let out_of = |count: Option<&Count>| count.and_then(|c| c.out_of);
             let most = limit.map(|c| c.value).or(out_of(used)).or(out_of(remaining));
             // If the lists do not belong together, the fewest units left is the cautious reading.
@@ -311,8 +315,10 @@ impl Group {
                 unit: self.unit(),
                 limit: most,
                 remaining: if banned.is_some() { Some(0.0) } else { left },
-                reset: self.reset(i, clock, window.or_else(|| window_of(most))).or(banned.map(When::In)),
-                window,
+                reset: self
+                    .reset(i, clock, window.or_else(|| window_of(most).map(Window::OfPolicy)))
+                    .or(banned.map(When::In)),
+                window: window.map(Window::length),
                 ..ServerLimit::default()
             }
         };
@@ -350,7 +356,7 @@ impl Group {
     /// Reads the resets of one member, or all resets if there are not as many as members. A reset
     /// from now is more exact than an absolute timestamp; among resets of one kind the latest
     /// counts.
-    fn reset(&self, i: usize, clock: Clock, window: Option<Duration>) -> Option<When> {
+    fn reset(&self, i: usize, clock: Clock, window: Option<Window>) -> Option<When> {
         let members = self.limits.len().max(self.remaining.len()).max(self.used.len());
         let several = members > 1 && members == self.resets.len();
         let own = if several { self.resets.get(i..=i)? } else { &self.resets[..] };
@@ -359,7 +365,7 @@ impl Group {
         from_now.or_else(|| own.iter().filter_map(read).reduce(later))
     }
 
-    fn read_reset(&self, reset: &Reset, clock: Clock, window: Option<Duration>) -> Option<When> {
+    fn read_reset(&self, reset: &Reset, clock: Clock, window: Option<Window>) -> Option<When> {
         match reset.unit {
             Some(unit) => clock.retry_after(&reset.text, unit),
             None if reset.from_now => clock.retry_after(&reset.text, SECOND),
@@ -370,9 +376,9 @@ impl Group {
     /// Returns a window of a minute for names in OpenAI's form, whose limits are per minute. OpenAI
     /// writes durations. A plain number comes from Azure: seconds, or milliseconds if it is beyond
     /// the minute.
-    fn minute(&self, reset: &Reset) -> Option<Duration> {
+    fn minute(&self, reset: &Reset) -> Option<Window> {
         let openai = reset.field_first && matches!(self.label.as_str(), "requests" | "tokens");
-        openai.then_some(60 * SECOND)
+        openai.then_some(Window::Other(60 * SECOND))
     }
 }
 

@@ -25,9 +25,10 @@ const MONTH: u64 = 31 * 86_400;
 pub enum Numbers {
     /// By its size: a Unix time in seconds, milliseconds, microseconds or nanoseconds, otherwise
     /// seconds from now. A number of seconds that is longer than the window of its limit, or than a
-    /// month if the window is unknown, is read as milliseconds. If the window is unknown, so is
-    /// a multiple of 60,000, and from 100,000 on a multiple of 1000 that is not whole hours in
-    /// seconds, unless `Retry-After` is the same number.
+    /// month if the window is unknown, is read as milliseconds. If a policy of the draft has the
+    /// window, as in `100;w=60`, this applies to numbers from 10,000 on. If the window is unknown,
+    /// a multiple of 60,000 is milliseconds, too, and from 100,000 on a multiple of 1000 that is
+    /// not whole hours in seconds. A number that equals the `Retry-After` is always seconds.
     #[default]
     Guess,
     /// Seconds from now.
@@ -38,6 +39,22 @@ pub enum Numbers {
     UnixSeconds,
     /// A Unix time in milliseconds.
     UnixMilliseconds,
+}
+
+/// The window of a limit, and where it is from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Window {
+    /// A policy of the draft. The draft has resets in seconds, and a bucket in debt resets after
+    /// its window.
+    OfPolicy(Duration),
+    Other(Duration),
+}
+
+impl Window {
+    pub(super) fn length(self) -> Duration {
+        let (Window::OfPolicy(length) | Window::Other(length)) = self;
+        length
+    }
 }
 
 /// The time of the response, by the clock of the server, and how this server writes resets.
@@ -83,7 +100,7 @@ impl Clock {
     }
 
     /// Reads a reset. `window` is the window of the limit, if it is known.
-    pub(super) fn reset(self, text: &str, window: Option<Duration>) -> Option<When> {
+    pub(super) fn reset(self, text: &str, window: Option<Window>) -> Option<When> {
         let Some(number) = number::decimal(text) else {
             return self.duration_or_date(text);
         };
@@ -95,11 +112,16 @@ impl Clock {
             Numbers::UnixMilliseconds => unix_time(number, MILLISECOND).map(|at| self.when(at)),
             Numbers::Guess if number.whole >= UNIX_SECONDS => self.unix(number),
             Numbers::Guess => {
-                let longest = window.unwrap_or(Duration::from_secs(MONTH));
+                let (longest, least) = match window {
+                    // Servers in milliseconds that send policies are rarer than hours of debt.
+                    Some(Window::OfPolicy(window)) => (window, 10_000),
+                    Some(Window::Other(window)) => (window, 100),
+                    None => (Duration::from_secs(MONTH), 100),
+                };
                 let (seconds, milliseconds) = (number.times(SECOND)?, number.times(MILLISECOND)?);
                 // Two seconds of grace, because servers round up, and some count the present
                 // second.
-                let misread = number.whole >= 100
+                let misread = number.whole >= least
                     && seconds > longest.saturating_add(2 * SECOND)
                     && milliseconds <= longest;
                 // A number that equals the `Retry-After` when read in milliseconds is in
@@ -109,8 +131,8 @@ impl Clock {
                 // A `Retry-After` of the same number is in seconds, and so is the reset.
                 let same = matches!(self.retry_after, Some(When::In(wait))
                     if seconds.abs_diff(wait) <= SECOND);
-                let round = window.is_none() && !same && is_round_in_milliseconds(number.whole);
-                within(if misread || beside || round { MILLISECOND } else { SECOND })
+                let round = window.is_none() && is_round_in_milliseconds(number.whole);
+                within(if !same && (misread || beside || round) { MILLISECOND } else { SECOND })
             }
         }
     }
