@@ -90,6 +90,24 @@ fn a_limit_of_unknown_state_is_not_the_tightest() {
     assert_eq!(written(&[daily(), unknown], Format::XRateLimit), expected);
 }
 
+/// Bug: a limit of calls in flight was written as a limit of requests. A client that had the only
+/// slot read that it had no requests left.
+#[test]
+fn formats_without_units_write_no_limit_of_calls_in_flight() {
+    let calls = || Limit::new("calls", 1).unwrap().unit(Unit::Concurrency).window(MINUTE).remaining(0);
+    let unix = Format::XRateLimitUnix(SystemTime::UNIX_EPOCH);
+    for format in [Format::Draft07, Format::Draft06, Format::Draft03, Format::XRateLimit, unix] {
+        assert_eq!(written(&[calls(), daily()], format), written(&[daily()], format), "{format:?}");
+        assert_eq!(written(&[calls()], format), [], "{format:?}");
+        let mut headers = HeaderMap::new();
+        write::refused(&[calls(), daily()], MINUTE, format, &mut headers);
+        assert_eq!(headers.remove("retry-after").unwrap(), "60");
+        let mut without = HeaderMap::new();
+        write::granted(&[daily()], format, &mut without);
+        assert_eq!(headers, without, "{format:?}");
+    }
+}
+
 #[test]
 fn headers_of_an_earlier_call_are_replaced() {
     let mut headers = HeaderMap::new();

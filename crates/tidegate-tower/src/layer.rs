@@ -257,7 +257,7 @@ impl<L: Limit> RateLimitLayer<L> {
     ///
     /// Use one format for all layers. With [`Format::Draft`] each layer reports its own limits, so
     /// give each layer a [name](RateLimitLayer::named). With the other formats the response reports
-    /// the tightest limit of all layers.
+    /// the tightest limit of all layers, and no limit of calls in flight.
     #[must_use]
     pub fn format(mut self, format: Format) -> Self {
         self.kind.headers.format = Some(format);

@@ -165,26 +165,41 @@ async fn nested_layers_of_the_draft_write_each_limit() {
     assert_eq!(lines, [r#""one";r=2;t=1"#, r#""all";r=4;t=1"#]);
 }
 
-/// A limit of calls in flight has no reset, and was reported with the reset of the other limit.
+/// A state of the service without a reset was reported with the reset of the limit.
 #[tokio::test]
 async fn the_state_that_is_written_is_that_of_one_limit() {
-    let in_flight = CountingLimit::new(20);
-    let _permits: Vec<_> = (0..16).map(|_| in_flight.try_acquire().unwrap()).collect();
-    for format in [Format::XRateLimit, Format::Draft06, Format::Draft03] {
-        for (burst, is_tighter) in [(100, false), (5, false), (1, true)] {
-            let calls = RateLimitLayer::new(in_flight.clone()).format(format);
-            let rate = || RateLimitLayer::new(limiter(burst)).format(format);
-            let send = async |response: Response<_>| response.into_parts().0.headers;
-            for headers in [
-                send(rate().layer(calls.layer(hello())).oneshot(get("/")).await.unwrap()).await,
-                send(calls.layer(rate().layer(hello())).oneshot(get("/")).await.unwrap()).await,
-            ] {
-                let prefix = if format == Format::XRateLimit { "x-" } else { "" };
-                let told =
-                    ["remaining", "reset"].map(|name| text(&headers, &format!("{prefix}ratelimit-{name}")));
-                let expected = if is_tighter { ["0", "1"] } else { ["3", ""] };
-                assert_eq!(told, expected, "{format:?} {burst} {headers:?}");
-            }
+    for (format, prefix) in [(Format::XRateLimit, "x-"), (Format::Draft06, ""), (Format::Draft03, "")] {
+        for (burst, expected) in [(100, ["3", ""]), (5, ["3", ""]), (1, ["0", "1"])] {
+            let service = service_fn(move |_: Request<String>| {
+                let response = Response::builder()
+                    .header(format!("{prefix}ratelimit-limit"), "20")
+                    .header(format!("{prefix}ratelimit-remaining"), "3");
+                ready(Ok::<_, Infallible>(response.body(String::new()).unwrap()))
+            });
+            let layer = RateLimitLayer::new(limiter(burst)).format(format);
+            let headers = layer.layer(service).oneshot(get("/")).await.unwrap().into_parts().0.headers;
+            let told =
+                ["remaining", "reset"].map(|name| text(&headers, &format!("{prefix}ratelimit-{name}")));
+            assert_eq!(told, expected, "{format:?} {burst} {headers:?}");
+        }
+    }
+}
+
+/// Bug: formats without units wrote a limit of calls in flight as a limit of requests. A client that
+/// had the only slot read that it had no requests left.
+#[tokio::test]
+async fn a_limit_of_calls_in_flight_is_written_in_no_format_without_units() {
+    for format in [Format::XRateLimit, Format::Draft07, Format::Draft06, Format::Draft03] {
+        let (rate, in_flight) = (|| limiter(100), CountingLimit::new(1));
+        let alone = send(&RateLimitLayer::new(rate()).format(format), get("/")).await;
+        let calls = RateLimitLayer::new(in_flight.clone()).format(format);
+        assert!(send(&calls, get("/")).await.headers().is_empty(), "{format:?}");
+        let both = AllOf::new("rate", &rate()).with_counting("calls", &in_flight);
+        let both = send(&RateLimitLayer::new(both).format(format), get("/")).await;
+        let outer = RateLimitLayer::new(rate()).format(format);
+        let nested = outer.layer(calls.layer(hello())).oneshot(get("/")).await.unwrap();
+        for headers in [both.headers(), nested.headers()] {
+            assert_eq!(headers, alone.headers(), "{format:?}");
         }
     }
 }

@@ -11,7 +11,8 @@ use crate::Unit;
 /// The headers that report limits.
 ///
 /// Formats other than [`Format::Draft`] have room for the state of one limit. They write the
-/// tightest limit: the one with the smallest part of its quota left.
+/// tightest limit: the one with the smallest part of its quota left. They have no units, and write
+/// no limit of [`Unit::Concurrency`]. Such a limit alone writes no header except `Retry-After`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
@@ -115,6 +116,8 @@ const X_THREE: [HeaderName; 3] = [
 ];
 
 fn write<'a>(limits: impl Iterator<Item = State<'a>> + Clone, format: Format, headers: &mut HeaderMap) {
+    // Without its unit, a client would take a limit of calls in flight for one of requests.
+    let unitless = limits.clone().filter(|limit| limit.unit != Unit::Concurrency);
     match format {
         Format::Draft => {
             let mut text = Text::new();
@@ -125,9 +128,9 @@ fn write<'a>(limits: impl Iterator<Item = State<'a>> + Clone, format: Format, he
         }
         Format::Draft07 => {
             let mut text = Text::new();
-            limits.clone().for_each(|limit| numbered_policy(&mut text, &limit));
+            unitless.clone().for_each(|limit| numbered_policy(&mut text, &limit));
             text.insert(POLICY, headers);
-            if let Some(limit) = tightest(limits) {
+            if let Some(limit) = tightest(unitless) {
                 text.item("limit=").number(limit.quota);
                 if let Some(remaining) = limit.remaining {
                     text.item("remaining=").number(remaining);
@@ -140,25 +143,25 @@ fn write<'a>(limits: impl Iterator<Item = State<'a>> + Clone, format: Format, he
         }
         Format::Draft06 => {
             let mut text = Text::new();
-            limits.clone().for_each(|limit| numbered_policy(&mut text, &limit));
+            unitless.clone().for_each(|limit| numbered_policy(&mut text, &limit));
             text.insert(POLICY, headers);
-            write_three(tightest(limits).as_ref(), THREE, headers, 0);
+            write_three(tightest(unitless).as_ref(), THREE, headers, 0);
         }
         Format::Draft03 => {
-            let tightest = tightest(limits.clone());
+            let tightest = tightest(unitless.clone());
             write_three(tightest.as_ref(), THREE, headers, 0);
             if let Some(tightest) = tightest {
                 let mut text = Text::new();
                 text.item("").number(tightest.quota);
-                limits.for_each(|limit| numbered_policy(&mut text, &limit));
+                unitless.for_each(|limit| numbered_policy(&mut text, &limit));
                 text.insert(LIMIT, headers);
             }
         }
-        Format::XRateLimit => write_three(tightest(limits).as_ref(), X_THREE, headers, 0),
+        Format::XRateLimit => write_three(tightest(unitless).as_ref(), X_THREE, headers, 0),
         Format::XRateLimitUnix(now) => {
             // Rounded up, like the time from now.
             let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            write_three(tightest(limits).as_ref(), X_THREE, headers, seconds_up(now));
+            write_three(tightest(unitless).as_ref(), X_THREE, headers, seconds_up(now));
         }
     }
 }
