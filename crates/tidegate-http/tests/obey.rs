@@ -1582,6 +1582,27 @@ fn calls_that_move_to_their_bucket_are_refused_together() {
 }
 
 /// A response of a call that moved replaced the window of a later one.
+/// Bug: the clocks of two limiters can count from different times, as the default clocks do. The age
+/// of a call that moved was the difference of their times. So its refusal looked older than the last
+/// refusal of the bucket, and did not pause.
+#[test]
+fn a_call_that_moves_is_as_old_as_the_clock_of_its_old_limiter_says() {
+    let clocks = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let made = clocks.clone();
+    let routes = Scopes::new(100, move |_| {
+        let clock = ManualClock::new();
+        made.lock().unwrap().push(clock.clone());
+        let policy = TokenBucket::new(Rate::per_second(10), 10);
+        Obey::with_options(RateLimiter::with_clock(policy, clock.clone()), options(&clock))
+    });
+    let routes =
+        routes.by_bucket(|_, headers| Some(headers.get("x-ratelimit-bucket")?.to_str().ok()?.to_owned()));
+    let refuse = |route| obey(&mut routes.of(route).begin(1), 429, &[("x-ratelimit-bucket", "x")]).paused_for;
+    assert_eq!(refuse("old"), Some(secs(1)));
+    clocks.lock().unwrap().iter().for_each(|clock: &ManualClock| clock.advance(secs(100)));
+    assert_eq!(refuse("young"), Some(secs(2)));
+}
+
 #[test]
 fn an_older_response_of_a_call_that_moves_opens_no_window() {
     let clock = ManualClock::new();

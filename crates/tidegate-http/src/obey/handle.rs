@@ -341,10 +341,9 @@ impl Obey {
         self.pause_begun(ticket, shut, now)
     }
 
-    /// Moves a call here that began elsewhere.
-    fn move_in(&self, ticket: &mut Ticket, panic: &mut FirstPanic) {
+    /// Moves a call here that began elsewhere, `age` ago.
+    fn move_in(&self, ticket: &mut Ticket, age: Nanos, panic: &mut FirstPanic) {
         let now = self.now();
-        let age = now.saturating_since(ticket.began());
         let mut state = self.state();
         *ticket = state.move_in(now, ticket, age);
         let shut = state.exhausted_until(now);
@@ -444,7 +443,9 @@ impl Obey {
         if let Some(bucket) = moved {
             // The call began at the limiter that its route now leaves.
             self.end_call(ticket);
-            bucket.move_in(ticket, &mut panic);
+            // The clock of the bucket may count from another time.
+            let now = panic.catch(|| self.now()).unwrap_or(ticket.began());
+            bucket.move_in(ticket, now.saturating_since(ticket.began()), &mut panic);
             *self = bucket;
         }
         let obeyed = self.obey_all(ticket, response, Some(is_success), &mut panic);
