@@ -1582,9 +1582,9 @@ fn calls_that_move_to_their_bucket_are_refused_together() {
 }
 
 /// A response of a call that moved replaced the window of a later one.
-/// Bug: the clocks of two limiters can count from different times, as the default clocks do. The age
-/// of a call that moved was the difference of their times. So its refusal looked older than the last
-/// refusal of the bucket, and did not pause.
+/// Bug: the clocks of two limiters can count from different times, as the default clocks do. The
+/// age of a call that moved was the difference of their times. So its refusal looked older than the
+/// last refusal of the bucket, and did not pause.
 #[test]
 fn a_call_that_moves_is_as_old_as_the_clock_of_its_old_limiter_says() {
     let clocks = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -18,9 +18,9 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 ///
 /// It is a middleware of `reqwest-middleware`. Without the middleware, its method
 /// [`send`](RateLimit::send) sends requests. A request waits until its permits are available. The
-/// response is obeyed: `Retry-After`, the headers of many vendors and the pushback of gRPC pause the
-/// limiter or lower its available permits, for all waiting requests. The trailers of a gRPC response
-/// are obeyed like its headers. See [`obey`](tidegate_http::obey).
+/// response is obeyed: `Retry-After`, the headers of many vendors and the pushback of gRPC pause
+/// the limiter or lower its available permits, for all waiting requests. The trailers of a gRPC
+/// response are obeyed like its headers. See [`obey`](tidegate_http::obey).
 ///
 /// | method | limits |
 /// |---|---|

@@ -185,8 +185,8 @@ async fn the_state_that_is_written_is_that_of_one_limit() {
     }
 }
 
-/// Bug: formats without units wrote a limit of calls in flight as a limit of requests. A client that
-/// had the only slot read that it had no requests left.
+/// Bug: formats without units wrote a limit of calls in flight as a limit of requests. A client
+/// that had the only slot read that it had no requests left.
 #[tokio::test]
 async fn a_limit_of_calls_in_flight_is_written_in_no_format_without_units() {
     for format in [Format::XRateLimit, Format::Draft07, Format::Draft06, Format::Draft03] {
