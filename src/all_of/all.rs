@@ -350,7 +350,7 @@ impl<C: Timer> All<C> {
     fn give_up(&self, positions: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
         for positions in positions {
             for (entry, position) in self.members.iter().zip(positions) {
-                entry.give_up(position, deferred);
+                deferred.run_with(|deferred| entry.give_up(position, deferred));
             }
         }
     }

@@ -235,7 +235,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         if line.has_unattended() {
             // The lock of a composite may be held, so only a slice is served. The others count from
             // now on.
-            line.serve(&mut self.visit_at(now, deferred));
+            deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred)));
             line.count_from(now);
         }
         self.publish(&line);

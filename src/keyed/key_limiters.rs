@@ -12,7 +12,7 @@ use super::terms::Terms;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
-use crate::line::deferred::run_in_drop;
+use crate::line::deferred::run;
 use crate::line::settings::Drift;
 use crate::policy::Policy;
 use crate::sync::lock;
@@ -69,7 +69,9 @@ impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for LimiterGuard<'
 
 impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Drop for Leave<'_, K, P, C> {
     fn drop(&mut self) {
-        run_in_drop(|| self.table.leave(self.hash, self.number));
+        // A clock or a hash that panics here would cost the call its grant. A later call settles the
+        // limiter.
+        _ = run(&mut None, || self.table.leave(self.hash, self.number));
     }
 }
 

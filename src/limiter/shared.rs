@@ -456,10 +456,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         deferred: &mut Deferred,
     ) {
         loop {
-            let due = served.take().unwrap_or_else(|| {
-                deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred))).flatten()
+            let due = served.take().or_else(|| {
+                deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred)))
             });
             self.publish(&line);
+            // The clock of a composite's member panicked.
+            let Some(due) = due else { return line.lose_alarms(now, deferred) };
             if due.is_some_and(|due| due <= now) {
                 (line, now) = self.enter(self.yield_lock(line, deferred), deferred);
                 continue;

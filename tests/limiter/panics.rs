@@ -799,3 +799,72 @@ fn a_call_of_a_key_that_panics_is_reported_once() {
         assert_eq!(users.status("alice").available, 3);
     }
 }
+
+/// Bug: the clock panicked in a composite's last look at its queue, and nothing served its waits
+/// anymore.
+#[test]
+fn a_clock_that_panics_in_a_composite_leaves_no_wait_without_an_alarm() {
+    for reading in 0..60 {
+        let (clock, left) = unsteady_after();
+        let bucket = TokenBucket::new(Rate::per_second(1000), 10).start_empty();
+        let calls = RateLimiter::with_clock(bucket, clock.clone());
+        let all = AllOf::new("calls", &calls);
+        let mut wait = spawn_pending(all.acquire());
+        calls.debit(3);
+        left.store(reading, Ordering::Relaxed);
+        let _ = catch_unwind(AssertUnwindSafe(|| clock.clock.advance(Duration::from_millis(1))));
+        left.store(usize::MAX, Ordering::Relaxed);
+        if wait.is_woken() {
+            assert_pending!(wait.poll());
+        }
+        clock.clock.advance(Duration::from_millis(9));
+        assert!(wait.is_woken(), "no alarm after a panic of reading {reading}");
+    }
+}
+
+/// Bug: a grant was lost when the clock panicked after it, while the limiter of its key was given
+/// back.
+#[cfg(feature = "keyed")]
+#[test]
+fn a_clock_that_panics_after_the_grant_of_a_key_costs_no_permit() {
+    for reading in 0..6 {
+        let (clock, left) = unsteady_after();
+        let bucket = TokenBucket::new(Rate::per_hour(1), 1);
+        let keys: KeyedRateLimiter<_, _, _> = KeyedRateLimiter::with_clock(bucket, 9, clock.clone());
+        let of_key = keys.limiter(&1).expect("a new key");
+        left.store(reading, Ordering::Relaxed);
+        let granted = catch_unwind(AssertUnwindSafe(|| keys.try_acquire(&1).is_ok()));
+        left.store(usize::MAX, Ordering::Relaxed);
+        let available = of_key.status().available;
+        assert_eq!(available, u64::from(!matches!(granted, Ok(true))), "{reading}: {granted:?}");
+    }
+}
+
+/// Bug: the seats of a composite stayed in its members when the policy of one panicked while they
+/// were given up.
+#[test]
+fn a_policy_that_panics_while_seats_are_given_up_keeps_no_seat() {
+    for call in 0..40 {
+        let clock = ManualClock::new();
+        let policy = Asked::new(SmoothBursty::new(Rate::per_second(1)));
+        let a = RateLimiter::with_clock(policy, clock.clone());
+        let b = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
+        assert!(a.try_acquire_many(3).is_ok());
+        assert!(b.try_acquire().is_ok());
+        let all = AllOf::new("a", &a).with("b", &b);
+        let reserved = a.reserve(1).expect("some day");
+        let mut wait = spawn_pending(all.acquire_within(10 * SECOND));
+        let asked = a.policy().times.load(Ordering::Relaxed);
+        a.policy().panics_at.store(asked + call, Ordering::Relaxed);
+        _ = catch_unwind(AssertUnwindSafe(|| {
+            b.debit(20);
+            _ = wait.poll();
+            drop(wait);
+        }));
+        a.policy().panics_at.store(usize::MAX, Ordering::Relaxed);
+        assert_eq!(a.status().waiting, 1, "{call}");
+        drop(reserved);
+        clock.advance(100 * SECOND);
+        assert!(a.try_acquire().is_ok() && b.try_acquire().is_ok(), "{call}");
+    }
+}
