@@ -120,7 +120,8 @@ where
 
     /// Closes only this key, until the key is [removed](KeyedRateLimiter::remove).
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.keys.table().own_limiter(&self.key)?.close())
+        let is_open = !self.keys.is_closed();
+        Ok(is_open && self.keys.table().own_limiter(&self.key)?.close())
     }
 
     fn is_closed(&self) -> bool {

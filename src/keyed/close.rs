@@ -5,6 +5,7 @@
 //! the lock of each shard, forgets its known keys and collects its key limiters. So a key that was
 //! counted before the flag was set is forgotten with the others, and no key gets a key limiter
 //! afterwards. The key limiters are closed without a lock of a shard, because closing wakes tasks.
+//! A key limiter is forgotten as soon as only the table holds it.
 //!
 //! A request that overlaps with this call may be granted, as if it had come first.
 
@@ -54,6 +55,7 @@ where
         }
         drop(limiters);
         drop(removed);
+        self.sweep_all();
         drop(deferred);
         was_open
     }

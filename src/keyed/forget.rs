@@ -122,9 +122,13 @@ where
         }
     }
 
-    /// Returns whether a key limiter can become a known key again, or be forgotten.
-    fn can_settle(of_key: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
+    /// Returns whether a key limiter can become a known key again, or be forgotten. A closed table
+    /// forgets each key limiter that only it holds.
+    fn can_settle(&self, of_key: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
         let KeyLimiter { limiter, .. } = of_key;
+        if self.is_closed() {
+            return limiter.is_only_handle();
+        }
         limiter.is_idle()
             && (of_key.shares_states() || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
@@ -142,7 +146,7 @@ where
         removed: &mut Removed<K, P, C>,
     ) -> bool {
         // The states of a hold are as of another time.
-        if shard.hold().is_some() {
+        if shard.hold().is_some() && !self.is_closed() {
             return false;
         }
         let emptied = shard.emptied();
@@ -151,11 +155,12 @@ where
         for slot in slots {
             let Some((key, of_key)) = limiters.at(slot) else { continue };
             let KeyLimiter { limiter, .. } = of_key;
-            if !Self::can_settle(of_key, now, emptied) {
+            if !self.can_settle(of_key, now, emptied) {
                 continue;
             }
             let fresh_at = if of_key.shares_states() { fresh_at } else { Some(now) };
-            if fresh_at.is_some_and(|at| may_forget(limiter.policy(), limiter.state(), at, emptied)) {
+            let is_fresh = |at| may_forget(limiter.policy(), limiter.state(), at, emptied);
+            if self.is_closed() || fresh_at.is_some_and(is_fresh) {
                 if let Some(entry) = limiters.remove_at(slot) {
                     self.uncount();
                     removed.limiters.push(entry);
@@ -184,9 +189,9 @@ where
     pub(crate) fn leave(&self, hash: u64, number: u64) {
         let lock = self.shard(hash);
         let slot = |shard: &Shard<K, P, C>, now| {
-            let limiters = shard.limiters().filter(|_| shard.hold().is_none())?;
+            let limiters = shard.limiters().filter(|_| shard.hold().is_none() || self.is_closed())?;
             let slot = limiters.slot_of(hash, |of_key| of_key.limiter.shared.number == number)?;
-            Self::can_settle(&limiters.at(slot)?.1, now, shard.emptied()).then_some(slot)
+            self.can_settle(&limiters.at(slot)?.1, now, shard.emptied()).then_some(slot)
         };
         let now = self.clock.now();
         // The shared lock comes first: most key limiters are still in use, and then no exclusive
@@ -230,7 +235,7 @@ where
             |slot| entries.at(slot).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
         let idle = |limiters: &Slots<K, KeyLimiter<P, C>>| {
             let idle =
-                |slot| limiters.at(slot).is_some_and(|(_, of_key)| Self::can_settle(of_key, now, emptied));
+                |slot| limiters.at(slot).is_some_and(|(_, of_key)| self.can_settle(of_key, now, emptied));
             limiters.slots_from(first, self.search).any(idle)
         };
         entries.slots_from(first, self.search).any(fresh)

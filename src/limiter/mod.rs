@@ -194,7 +194,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// are as in a new limiter.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.shared) == 1 && self.shared.is_plain()
+        self.is_only_handle() && self.shared.is_plain()
+    }
+
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_only_handle(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
     }
 
     /// The state that another limiter can continue with.

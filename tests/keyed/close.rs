@@ -65,6 +65,41 @@ fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Bug: a closed table kept each key that had a limiter when it was closed.
+#[test]
+fn a_closed_table_forgets_the_limiters_of_its_keys() -> Result<(), Refusal> {
+    for is_paused in [false, true] {
+        let keys = keys(100, WhenKeysFull::RefuseNew);
+        let limiters = (0..10).map(|key| keys.limiter(&key)).collect::<Result<Vec<_>, _>>()?;
+        keys.limiter(&10)?.set_shadow(true);
+        keys.try_acquire(&20)?;
+        let waiter = keys.clone();
+        let mut wait = spawn(Box::pin(async move { waiter.acquire(&20).await }));
+        assert_pending!(wait.poll());
+        if is_paused {
+            keys.pause_all_for(Duration::MAX);
+        }
+        keys.close();
+        assert_eq!(keys.len(), 11, "limiters and waits are held");
+        assert_eq!(assert_ready!(wait.poll()), Err(Refusal::Closed));
+        assert_eq!(keys.len(), 10, "the call forgets its key");
+        drop(limiters);
+        keys.sweep();
+        assert!(keys.is_empty());
+    }
+    Ok(())
+}
+
+/// Bug: closing the handle of a key failed if all keys were closed.
+#[test]
+fn a_key_of_a_closed_table_is_closed() -> Result<(), AllRefusal> {
+    let keys = keys(100, WhenKeysFull::RefuseNew);
+    let handle = AnyLimiter::new(OfKey::new(&keys, 1));
+    keys.close();
+    assert!(handle.is_closed() && !handle.close()?);
+    Ok(())
+}
+
 /// Threads take permits from new keys all the time: after the call has returned they take none.
 #[test]
 fn no_key_gets_a_permit_after_the_end() {
