@@ -411,8 +411,9 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             }
         };
         // If grants are not charged as of an earlier time, it does not matter when the request
-        // became due.
-        if due <= now && !shared.rule.policy.catches_up() { Span::MIN } else { span(due, now) }
+        // became due. If permits are kept, the policy may return `now` instead of that time.
+        let is_vague = !shared.rule.policy.catches_up() || line.settings.kept_from(priority) > 0;
+        if due <= now && is_vague { Span::MIN } else { span(due, now) }
     }
 
     fn is_plain(&self, own: usize) -> bool {

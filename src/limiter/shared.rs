@@ -456,9 +456,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         deferred: &mut Deferred,
     ) {
         loop {
-            let due = served.take().or_else(|| {
-                deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred)))
-            });
+            let due = served
+                .take()
+                .or_else(|| deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred))));
             self.publish(&line);
             // The clock of a composite's member panicked.
             let Some(due) = due else { return line.lose_alarms(now, deferred) };

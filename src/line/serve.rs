@@ -122,8 +122,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
             return Some(self.refuse_head(visit, never));
         }
         let due = self.due(rule, as_of, position, &R::Ahead::default(), &ask);
-        let may_be_late =
-            || asks_past && is_behind_seat && due <= now || self.may_be_late(visit, due, deadline);
+        let may_be_late = || {
+            asks_past && is_behind_seat && due <= now || self.may_be_late(visit, due, (deadline, priority))
+        };
         if due > deadline && !may_be_late() {
             let refusal = self.too_early(due, deadline);
             return Some(self.refuse_head(visit, refusal));
@@ -241,12 +242,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns whether a waiter that is found after its deadline may have its permit. A window
-    /// policy returns "now" for a permit that has been available for a while, so a late timer would
-    /// refuse a waiter that was in time. The waiter is tolerated for as much lateness as grants of
-    /// other policies are charged back.
-    fn may_be_late(&self, visit: &Visit<'_, R>, due: Nanos, deadline: Nanos) -> bool {
+    /// policy, and any policy while permits are kept, returns "now" for a permit that has been
+    /// available for a while, so a late timer would refuse a waiter that was in time. The waiter is
+    /// tolerated for as much lateness as grants of other policies are charged back.
+    fn may_be_late(&self, visit: &Visit<'_, R>, due: Nanos, (deadline, priority): (Nanos, i8)) -> bool {
+        let is_vague = !visit.rule.catches_up() || self.settings.kept_from(priority) > 0;
         let late = visit.now.saturating_since(deadline);
-        due <= visit.now && !visit.rule.catches_up() && late <= visit.lateness.catch_up()
+        due <= visit.now && is_vague && late <= visit.lateness.catch_up()
     }
 
     /// Refuses waiters that are still in the queue at their deadline, a [`SLICE`] of them. Returns

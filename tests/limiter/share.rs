@@ -1,6 +1,7 @@
 //! A share of the permits that is reserved for higher priorities: with every policy, a refusal
 //! reports exactly when the request can succeed.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -8,9 +9,10 @@ use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{
-    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
+    AllOf, AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
     SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
 };
+use tokio_test::task::spawn;
 
 const MS: u64 = 1_000_000;
 
@@ -121,5 +123,41 @@ fn a_request_that_waits_for_two_policies_is_due_when_told_while_a_share_is_kept(
         assert!(!waits.claim(), "{seed}: early");
         clock.advance(Duration::from_nanos(1));
         assert!(waits.claim(), "{seed}: late");
+    }
+}
+
+/// Bug: while permits were kept, a policy reported "now" for a permit that had been available for a
+/// while, and a waiter that was in time was refused if its timer was late.
+#[test]
+fn a_waiter_that_was_accepted_is_served_by_a_late_timer() {
+    fn is_served(policy: impl Policy, late: u64, in_composite: bool) -> Poll<bool> {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        limiter.drain();
+        limiter.keep_for_priority(1, 1);
+        let within = limiter.try_acquire().expect_err("it is empty").retry_after().expect("some day");
+        let all = AllOf::new("calls", &limiter);
+        let (mut alone, mut member) =
+            (spawn(limiter.acquire_within(within)), spawn(all.acquire_within(within)));
+        let mut poll = || match in_composite {
+            true => member.poll().map(|answer| answer.is_ok()),
+            false => alone.poll().map(|answer| answer.is_ok()),
+        };
+        assert!(poll().is_pending());
+        clock.jump(within + Duration::from_nanos(late));
+        poll()
+    }
+
+    let bucket = |burst| TokenBucket::new(Rate::per_second(10), burst);
+    for in_composite in [false, true] {
+        for (late, expected) in [(0, true), (1, true), (9 * MS, true), (11 * MS, in_composite)] {
+            let served = [
+                is_served(bucket(2), late, in_composite),
+                is_served(SmoothBursty::new(Rate::per_second(10)), late, in_composite),
+                is_served(bucket(100).and(TokenBucket::new(Rate::per_minute(1000), 100)), late, in_composite),
+            ];
+            // This `SmoothBursty` reports the time, because it is not full with the kept permit.
+            assert_eq!(served, [expected, true, expected].map(Poll::Ready), "{late} ns late, {in_composite}");
+        }
     }
 }
