@@ -11,7 +11,8 @@ use crate::policy::atomic_word::update;
 use crate::policy::state::BucketState;
 use crate::policy::window::stamp;
 use crate::policy::{
-    Change, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingWindow, TokenBucket, ticks,
+    Change, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingWindow, SmoothBursty,
+    TokenBucket, ticks,
 };
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -309,6 +310,18 @@ fn a_bucket_that_becomes_slower_or_faster_grants_nothing_twice() {
             race(bucket(from, 2, (1, NOW)), change.keep(keep), 1);
         }
     }
+}
+
+/// A `SmoothBursty` of four permits, of which three were taken; the last is granted on credit.
+#[test]
+fn a_bursty_that_becomes_slower_or_faster_grants_nothing_twice() {
+    for (from, change) in [("4/s", to("1/s")), ("4/s", to("16/s"))] {
+        let bursty = move || taken_from(SmoothBursty::new(rate(from)).start_full(), 3, NOW);
+        race(bursty, change.keep(Keep::Count), 2);
+    }
+    // A reset: the permits of before the change or those after it.
+    let bursty = || taken_from(SmoothBursty::new(rate("4/s")).start_full(), 3, NOW);
+    race(bursty, to("1/s").keep(Keep::Nothing), 2 + 2);
 }
 
 /// Half a permit has accrued since all permits were taken.

@@ -538,6 +538,27 @@ fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Bug: a limiter that began, or was reset, at a rate of zero was as full as that only if its rate
+/// was zero since the beginning of the clock.
+#[test]
+fn a_limiter_that_begins_full_at_a_rate_of_zero_is_full() -> Result<(), Box<dyn Error>> {
+    let later = Nanos::new(10_000_000_000);
+    let policy = SmoothBursty::new(Rate::ZERO).start_full();
+    let state = policy.start(later);
+    policy.change(&state, later, Change::rate(Rate::per_second(5)))?;
+    assert_eq!(policy.status(&state, later).available, 6);
+
+    for keep in [Keep::Nothing, Keep::Ratio] {
+        let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
+        let state = policy.start(Nanos::ZERO);
+        policy.change(&state, Nanos::ZERO, Change::rate(Rate::ZERO))?;
+        policy.change(&state, later, Change::rate(Rate::ZERO).keep(Keep::Nothing))?;
+        policy.change(&state, later, Change::rate(Rate::per_second(5)).keep(keep))?;
+        assert_eq!(policy.status(&state, later).available, 6, "{keep:?}");
+    }
+    Ok(())
+}
+
 /// Bug: without a rate the debt stayed a time, so another rate turned the debt into another number
 /// of permits.
 #[test]

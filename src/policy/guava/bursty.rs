@@ -40,7 +40,12 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/atomic_word.rs`.
+//! One word under the shared loop: see `policy/atomic_word.rs`. A new rate leaves the word as it is,
+//! unless the change counts the stored permits, or resets them. Such a change takes all of them out
+//! of the word, sets the rate, and puts them back, worth what the new rate says. A request that
+//! finds them there (Acquire) finds the new rate, because they were put back (Release) after it. In
+//! between, a request may find too few permits, and never too many. Checked by
+//! `loom-tests/change.rs`.
 //!
 //! # Source
 //!
@@ -55,7 +60,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::atomic_word::{AtomicWord, update};
+use crate::policy::atomic_word::{AtomicWord, convert, update};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::remainder::{Remainder, Shut};
@@ -211,6 +216,12 @@ impl SmoothBursty {
         at - self.saved
     }
 
+    /// Returns the latest tick at which permits accrued: `at`, unless the rate is zero since before.
+    fn running(&self, at: u64) -> u64 {
+        // Relaxed: as in `paused`.
+        at.min(self.stopped.load(Ordering::Relaxed))
+    }
+
     /// Returns the state of a limiter that begins at a tick.
     fn first(&self, at: u64) -> u64 {
         if self.start_full && self.max_burst > 0 { self.floor(at) } else { at }
@@ -339,8 +350,7 @@ impl Policy for SmoothBursty {
     type Charge = BurstyCharge;
 
     fn start(&self, now: Nanos) -> BurstyState {
-        let now = ticks::from_nanos(now);
-        BurstyState { zero: AtomicU64::new(self.first(now)) }
+        BurstyState { zero: AtomicU64::new(self.first(self.running(ticks::from_nanos(now)))) }
     }
 
     #[inline]
@@ -426,8 +436,8 @@ impl Policy for SmoothBursty {
 
     #[inline]
     fn full_level(&self, at: Nanos) -> u64 {
-        // Nothing accrues, and nothing overflows, while the rate is zero. Relaxed: as in `paused`.
-        self.floor(ticks::from_nanos(at).min(self.stopped.load(Ordering::Relaxed)))
+        // Nothing accrues, and nothing overflows, while the rate is zero.
+        self.floor(self.running(ticks::from_nanos(at)))
     }
 
     fn refund(&self, state: &BurstyState, at: Nanos, n: u32) -> u64 {
@@ -504,37 +514,45 @@ impl Policy for SmoothBursty {
                 None => zero.max(at),
             });
         }
-        let level = match change.keep.unwrap_or(Keep::Ratio) {
+        let (level, stock) = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Nothing => {
                 kept = false;
-                move_to(state, |_| self.first(at))
+                let at = self.running(at);
+                (move_to(state, |_| at), at - self.first(at))
             }
             // Nothing was counted while unlimited: begin with all stored permits, unless an old
             // debt is still running.
             _ if old.is_unlimited() && !new.is_unlimited() => {
-                move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
+                (move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) }), 0)
             }
             // The word is a time, which does not depend on the rate.
-            Keep::Ratio => AtomicWord::load(&state.zero),
+            Keep::Ratio => (AtomicWord::load(&state.zero), 0),
             Keep::Count => {
                 kept = false;
-                move_to(state, |zero| {
+                let Ok(stock) = update(&state.zero, |zero| {
                     // After the state, as in a bucket: `policy/bucket/in_force.rs`.
                     let at = at.max(ticks::from_nanos(now()));
-                    match zero.checked_sub(at) {
+                    Ok::<_, Infallible>(match zero.checked_sub(at) {
                         // The debt has saturated, so its amount is lost and no rate makes it less.
-                        _ if zero == ticks::NEVER => zero,
+                        _ if zero == ticks::NEVER => (zero, 0),
                         // Permits stay a time until there is a rate again.
-                        _ if counted.is_zero() || counted.is_unlimited() || new.is_zero() => zero,
-                        Some(debt) => at.saturating_add(owed(counted, debt, new)),
+                        _ if counted.is_zero() || counted.is_unlimited() || new.is_zero() => (zero, 0),
+                        Some(debt) => (at.saturating_add(owed(counted, debt, new)), 0),
                         None => {
-                            at - counted.convert(at - zero.max(self.floor(at)), new, false).min(self.saved)
+                            let stock = counted.convert(at - zero.max(self.floor(at)), new, false);
+                            (at, stock.min(self.saved))
                         }
-                    }
-                })
+                    })
+                });
+                (0, stock)
             }
         };
         self.rate.set(rate);
+        // A request pays for the stored permits by the new rate. So they are away until it finds
+        // the new rate together with them: a longer stock at the old price would be more permits.
+        if stock > 0 {
+            let Ok(()) = convert(&state.zero, |zero| Ok::<_, Infallible>((zero.saturating_sub(stock), ())));
+        }
         Ok(if kept { level } else { 0 })
     }
 
