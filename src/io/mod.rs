@@ -243,18 +243,25 @@ impl Direction {
             }
             Err(refusal) => {
                 self.reservation = None;
-                let is_too_large = matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. }));
-                let result = self.shrink_after(bytes, refusal);
-                // The burst may be large again by now.
-                Poll::Ready(if has_waited && is_too_large { Ok(None) } else { result.map(|()| None) })
+                if has_waited && matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. })) {
+                    // The burst may be large again by now.
+                    self.set_chunk();
+                    return Poll::Ready(Ok(None));
+                }
+                Poll::Ready(self.shrink_after(bytes, refusal).map(|()| None))
             }
         }
     }
 
-    /// Fits the chunk to the rate and the burst after a refusal. Fails unless the chunk is now
-    /// smaller than the refused chunk: the limiter may grant a smaller chunk.
+    /// Fits the chunk to the rate, the burst, and what the limiter can grant, after a refusal. Fails
+    /// unless the chunk is now smaller than the refused chunk: the limiter may grant a smaller
+    /// chunk.
     fn shrink_after(&mut self, refused: u32, refusal: AllRefusal) -> io::Result<()> {
         self.set_chunk();
+        // A share of the burst may be kept for other priorities.
+        if let Some(Refusal::ExceedsLimit { limit, .. }) = refusal.refusal() {
+            self.chunk = self.chunk.min(limit.max(1));
+        }
         if self.chunk < refused { Ok(()) } else { Err(io::Error::other(refusal)) }
     }
 

@@ -471,6 +471,28 @@ fn a_burst_that_was_small_for_a_moment_ends_no_transfer() {
     assert_eq!(assert_ready_ok!(read.poll()), 512);
 }
 
+/// Bug: a chunk may be larger than what the limiter can grant while it keeps permits for other
+/// priorities, and the transfer ended with the refusal.
+#[test]
+fn a_share_that_is_kept_ends_no_transfer() {
+    let (limiter, clock) = bucket(1_000_000, 10_000);
+    limiter.keep_for_priority(6_000, 1);
+    let peer = Peer { most: usize::MAX, ..Peer::default() };
+    let mut writer = Throttled::new(peer).limit_writes(limiter.clone());
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter);
+    for _ in 0..2 {
+        assert_eq!(assert_ready_ok!(spawn(writer.write(&[1; 20_000])).poll()), 4_000);
+        clock.advance(Duration::from_millis(10));
+    }
+    let mut buffer = [0; 20_000];
+    assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 10_000);
+    // All of it is paid for before the next read.
+    let mut read = spawn(reader.read(&mut buffer));
+    assert_pending!(read.poll());
+    clock.advance(Duration::from_millis(6));
+    assert!(assert_ready_ok!(read.poll()) > 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn both_ways_share_a_limit_and_the_bytes_arrive() -> io::Result<()> {
     let limiter = in_tokio(1_000_000, 10_000);

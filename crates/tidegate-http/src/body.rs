@@ -16,7 +16,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tidegate::io::chunk_size;
-use tidegate::{AcquireAny, AllRefusal, AnyLimiter, Refusal};
+use tidegate::{AcquireAny, AnyLimiter, Refusal};
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
@@ -120,10 +120,6 @@ impl<B: Body> ThrottledBody<B> {
     }
 }
 
-fn is_too_large(refusal: &AllRefusal) -> bool {
-    matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { .. }))
-}
-
 impl<B> Body for ThrottledBody<B>
 where
     B: Body,
@@ -175,9 +171,15 @@ where
                 }
                 // The burst became smaller meanwhile, and so did the chunk.
                 Err(_) if *this.chunk < bytes => {}
-                // The burst became smaller meanwhile, and may be large again.
-                Err(refusal) if has_waited && is_too_large(&refusal) => {}
-                Err(refusal) => return Poll::Ready(Some(Err(refusal.into()))),
+                Err(refusal) => match refusal.refusal() {
+                    // The burst became smaller meanwhile, and may be large again.
+                    Some(Refusal::ExceedsLimit { .. }) if has_waited => {}
+                    // A share of the burst is kept for other priorities.
+                    Some(Refusal::ExceedsLimit { limit, .. }) if limit.max(1) < bytes => {
+                        *this.chunk = limit.max(1);
+                    }
+                    _ => return Poll::Ready(Some(Err(refusal.into()))),
+                },
             }
         }
     }

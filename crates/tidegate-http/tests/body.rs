@@ -187,6 +187,19 @@ fn a_burst_that_was_small_for_a_moment_ends_no_body() {
     assert_eq!(size(assert_ready!(next.poll())), Some(512));
 }
 
+/// A share of the burst was kept, and the body ended with the refusal of a chunk that was larger
+/// than the rest.
+#[test]
+fn a_share_that_is_kept_ends_no_body() {
+    let (limiter, clock) = bucket(1_000_000, 10_000);
+    limiter.keep_for_priority(6_000, 1);
+    let mut body = ThrottledBody::new(Frames::of(&[20_000]), limiter);
+    for _ in 0..5 {
+        assert_eq!(size(assert_ready!(spawn(body.frame()).poll())), Some(4_000));
+        clock.advance(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn no_chunk_is_larger_than_asked() {
     let (limiter, _) = bucket(1_000_000, 100_000);
