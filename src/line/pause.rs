@@ -362,7 +362,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
             } else if new != *old && pace.from < now {
                 let span = ticks::from_nanos(now).saturating_sub(ticks::from_nanos(pace.from));
                 let span = old.convert(span, new, false) / ticks::PER_NANO;
-                pace.from = Nanos::new(now.as_u64().saturating_sub(span));
+                match now.as_u64().checked_sub(span) {
+                    Some(from) => pace.from = Nanos::new(from),
+                    // At the new rate they would have begun to accrue before the clock began.
+                    None => (pace.from, pace.granted) = (now, signed(*available).saturating_neg()),
+                }
             }
         }
         if !anew.is_empty() {

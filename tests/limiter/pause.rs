@@ -532,6 +532,22 @@ fn a_change_of_the_rate_after_a_pause_keeps_what_has_accrued() {
     }
 }
 
+/// Bug: a slower rate cut what had accrued if that takes longer at this rate than the clock's age.
+#[test]
+fn a_much_slower_rate_after_a_pause_keeps_what_has_accrued() {
+    for policy in ["fixed_window 100/s", "sliding_log 100/s with_capacity 1000", "sliding_estimate 100/s"] {
+        let (limiter, clock) = any(policy);
+        limiter.pause_for(500 * MS);
+        clock.advance(SECOND + 3 * MS);
+        limiter.try_acquire_many(7).expect("permits");
+        assert_eq!(limiter.status().available, 43, "{policy}");
+        limiter.set_rate(Rate::per_minute(100));
+        assert_eq!(limiter.status().available, 43, "{policy}");
+        limiter.set_rate(Rate::per_second(100));
+        assert_eq!(limiter.status().available, 43, "{policy}");
+    }
+}
+
 /// Compares the predicted time with the state at that time if no call is made until then.
 #[test]
 fn a_status_in_a_pause_predicts_when_the_limiter_will_be_full() {
