@@ -114,9 +114,6 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ) -> Result<Receipt<R::Charge>, Refusal> {
         // Set first, so that the drop after a panic of an observer has nothing to leave.
         wait.stage = Stage::Done;
-        if let Ok(Admitted::Granted(granted)) = &answer {
-            self.rule.note_collected(&granted.charge);
-        }
         self.report_end(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
 
@@ -307,12 +304,19 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         now: Nanos,
     ) -> Option<Answer<Granted<R::Charge>>> {
         let mut line = lock(&self.line);
-        if line.was_granted(key) {
+        let was_granted = line.was_granted(key);
+        if was_granted {
             self.note_lateness(&line, now);
         }
         let answer = line.collect(key, wait.kind, &mut wait.ask)?;
         wait.stage = Stage::Done;
         self.store_gate_word(&line);
+        drop(line);
+        if let Ok(Admitted::Granted(granted)) = &answer
+            && was_granted
+        {
+            self.rule.note_collected(&granted.charge);
+        }
         Some(answer)
     }
 

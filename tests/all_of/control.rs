@@ -505,6 +505,35 @@ fn a_policy_that_panics_costs_the_other_members_no_permits() {
     assert!(a.try_acquire().is_ok());
 }
 
+/// Bug: a reservation of a composite that was claimed late counted as a late grant of its members.
+#[test]
+fn a_reservation_that_is_claimed_late_leaves_its_member_as_one_of_the_member_does() {
+    let later = |in_composite: bool| {
+        let clock = ManualClock::new();
+        let a = bucket(&clock, 100, 1);
+        let all = AllOf::new("a", &a);
+        assert!(a.try_acquire().is_ok());
+        let claims: Box<dyn FnOnce() -> bool> = match in_composite {
+            true => {
+                Box::new(all.reserve(1).map(|mut reservation| move || reservation.claim()).expect("some day"))
+            }
+            false => {
+                Box::new(a.reserve(1).map(|mut reservation| move || reservation.claim()).expect("some day"))
+            }
+        };
+        clock.advance(10 * MS);
+        // These serve the queues.
+        _ = (all.status(), a.try_acquire());
+        clock.advance(8 * MS);
+        assert!(claims());
+        clock.advance(10 * MS);
+        assert!(a.try_acquire().is_ok());
+        clock.advance(2 * MS);
+        a.try_acquire().is_ok()
+    };
+    assert_eq!([later(true), later(false)], [false; 2]);
+}
+
 /// Bug: a composite that took a seat refused a waiter of the member that was due, if the alarm of
 /// the composite came first.
 #[test]
