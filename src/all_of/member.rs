@@ -443,7 +443,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
     ) -> Option<Nanos> {
         let (mut line, now) = self.shared.lock_for_composite(deferred);
         let at = span.map(|span| time(now, span()));
-        line.empty_at(before, at);
+        line.empty_at(now, before, at);
         // A pause that ended by now may have made times later.
         self.shared.unlock_and_recheck(line, true, 0, deferred);
         at

@@ -280,10 +280,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Leaves the limiter as if it were empty at the time `at`, for a composite with a pause that
     /// ends then. The limiter is no longer left empty at `before`, the former end of that pause.
-    pub(crate) fn empty_at(&mut self, before: Option<Nanos>, at: Option<Nanos>) {
+    pub(crate) fn empty_at(&mut self, now: Nanos, before: Option<Nanos>, at: Option<Nanos>) {
         let emptied = &mut self.settings.emptied;
         at.into_iter().for_each(|at| *emptied.entry(at).or_default() += 1);
-        if let Some(before) = before
+        // An end that has passed has been applied, or will be once the waiters before it are served.
+        if let Some(before) = before.filter(|before| *before > now)
             && let Some(count) = emptied.get_mut(&before)
         {
             *count -= 1;

@@ -505,6 +505,21 @@ fn a_policy_that_panics_costs_the_other_members_no_permits() {
     assert!(a.try_acquire().is_ok());
 }
 
+/// Bug: a member with more than a thousand reservations that no call had served yet was not left
+/// empty by the pause of a composite that was dropped just after its end.
+#[test]
+fn a_pause_leaves_a_member_empty_behind_many_reservations() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, 10_000, 5_000);
+    let all = AllOf::new("a", &a);
+    let reservations: Vec<_> = (0..7_000).map(|_| a.reserve(1).expect("some day")).collect();
+    all.pause_for(SECOND);
+    clock.jump(SECOND + 10 * MS);
+    drop(all);
+    assert_eq!(a.status().available, 100);
+    drop(reservations);
+}
+
 /// Bug: a reservation of a composite that was claimed late counted as a late grant of its members.
 #[test]
 fn a_reservation_that_is_claimed_late_leaves_its_member_as_one_of_the_member_does() {
