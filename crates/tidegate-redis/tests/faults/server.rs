@@ -257,6 +257,7 @@ async fn scripts_are_flushed_again_and_again() {
     let tally = load.end().await;
     row("scripts flushed 100 times", tally, &store);
     assert_eq!((tally.open, tally.refused), (0, 0), "{:?}", store.trouble());
+    assert_eq!((store.counts().failed, store.counts().unknown), (0, 0));
     assert_eq!(charged(&server.url()).await, tally.granted);
 }
 

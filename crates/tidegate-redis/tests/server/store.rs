@@ -1,4 +1,4 @@
-//! Limiters over a separate server: one call per decision, and every outcome in every fault.
+//! Limiters over a separate server: one call per decision. `tests/faults` has the faults of servers.
 //!
 //! Time is that of the server, and of deadlines, so no test asserts a duration. Tests of waits are
 //! in `line.rs`, over a model of a server.
@@ -160,65 +160,6 @@ fn threads_without_a_runtime_are_served() {
 }
 
 #[tokio::test]
-async fn a_server_that_forgets_scripts_gets_the_text_again() {
-    let Some(server) = Server::start() else { return };
-    let store = open(&server);
-    let limiter = any(&store, "fixed_window 1000/10000d");
-    let mut connection = server.connect();
-    for _ in 0..100 {
-        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
-        let _ = limiter.acquire_now([]).await.unwrap();
-    }
-    assert_eq!(limiter.status().members[0].1.available, 900);
-    assert_eq!((store.counts().failed, store.counts().unknown), (0, 0));
-}
-
-#[tokio::test]
-async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
-    let Some(server) = Server::start() else { return };
-    let mut connection = server.connect();
-    let mut user = |name: &str, rule: &str| {
-        let mut cmd = redis::cmd("ACL");
-        cmd.arg(&["SETUSER", name, "on", ">pass-word", "~*", "+@all", rule]);
-        cmd.exec(&mut connection).unwrap();
-    };
-    user("lean", "-script");
-    user("weak", "-evalsha");
-    let open = |user: &str, password: &str| {
-        let url = format!("{}?user={user}&pass={password}", server.url());
-        let builder = Store::builder(url).timeout(Duration::from_secs(60));
-        builder.while_away(WhileAway::Open).open().unwrap()
-    };
-    let lean = open("lean", "pass-word");
-    lean.check().await.unwrap();
-    assert!(any(&lean, "fixed_window 5/10000d").acquire_now([]).await.is_ok());
-
-    for (store, says) in [(open("weak", "pass-word"), "NOPERM"), (open("lean", "wrong"), "")] {
-        let refusal = any(&store, "fixed_window 5/10000d").acquire_now([]).await.unwrap_err();
-        assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
-        let trouble = store.trouble().unwrap();
-        assert!(!trouble.is_away() && trouble.to_string().contains(says), "{trouble}");
-        let told = format!("{trouble} {trouble:?} {store:?}");
-        assert!(!told.contains("pass-word") && !told.contains("wrong"), "{told}");
-        assert!(!store.is_away());
-        assert!(store.counts().misconfigured > 0);
-    }
-    // A key with a value of the wrong type.
-    let store = builder(&server).while_away(WhileAway::Open).open().unwrap();
-    redis::cmd("DEL")
-        .arg("tidegate:1:{all}:limit:fixed-864000000000000")
-        .exec(&mut server.connect())
-        .unwrap();
-    redis::cmd("LPUSH")
-        .arg("tidegate:1:{all}:limit:fixed-864000000000000")
-        .arg("x")
-        .exec(&mut server.connect())
-        .unwrap();
-    assert!(any(&store, "fixed_window 5/10000d").acquire_now([]).await.is_err());
-    assert!(store.trouble().unwrap().to_string().contains("WRONGTYPE"));
-}
-
-#[tokio::test]
 async fn a_request_that_waits_too_long_for_a_script_gets_a_retry_time() {
     let Some(server) = Server::start() else { return };
     let store = open(&server);
@@ -255,45 +196,6 @@ async fn a_policy_of_another_kind_begins_anew() {
         old.reset().await.unwrap();
         new.reset().await.unwrap();
     }
-}
-
-/// Every call has an outcome, only the first calls wait for the deadline, and the store never
-/// charges more than it was asked for.
-#[tokio::test]
-async fn a_server_that_stops_is_left_alone_and_charges_once() {
-    let Some(server) = Server::start() else { return };
-    let builder = builder(&server).timeout(Duration::from_millis(20));
-    let store = builder.while_away(WhileAway::Open).open().unwrap();
-    let limiter = any(&store, "fixed_window 100000/10000d");
-    // Until it is connected, which may take longer than the deadline.
-    while limiter.acquire_now([]).await.unwrap().is_degraded() {}
-    server.signal("STOP");
-    let mut calls = 1;
-    while !store.is_away() {
-        let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(limiter.acquire_now([]))).collect();
-        for task in tasks {
-            assert_eq!(task.await.unwrap().unwrap().permits(), 0);
-            calls += 1;
-        }
-    }
-    let unknown = store.counts().unknown;
-    assert!(unknown >= 1, "{unknown} of {calls}");
-    // No request waits any longer, except one probe now and then.
-    let skipped = store.counts().skipped;
-    for _ in 0..2000 {
-        let _ = limiter.acquire_now([]).await.unwrap();
-    }
-    assert!(store.counts().skipped - skipped >= 1900, "{:?}", store.counts());
-    server.signal("CONT");
-    while store.is_away() {
-        let _ = limiter.acquire_now([]).await.unwrap();
-    }
-    // A store with more patience: this one would report no permits if the server were late.
-    let direct = open(&server);
-    let direct = self::limiter(&direct, &[("limit", "fixed_window 100000/10000d")]);
-    let used = 100_000 - direct.status().await.unwrap().members[0].1.available;
-    let asked = store.counts().answered + store.counts().unknown;
-    assert!(used <= asked, "{used} of {asked}");
 }
 
 /// A relay that passes on the calls of clients. Instead of every `every`-th reply to a call of a
@@ -436,49 +338,6 @@ async fn a_server_without_memory_is_away_and_changes_nothing() {
     memory("0");
     let status = limiter.status();
     assert_eq!(status.members.iter().map(|(_, status)| status.available).collect::<Vec<_>>(), [9, 9]);
-}
-
-/// A script that keeps running keeps the server from deciding: nothing ran, so the outcome is
-/// known.
-#[tokio::test]
-async fn a_busy_server_is_away_and_charges_nothing() {
-    let Some(server) = Server::start() else { return };
-    let store = builder(&server).open().unwrap();
-    let limiter = any(&store, "fixed_window 10/10000d");
-    let _ = limiter.acquire_now([]).await.unwrap();
-    let mut connection = server.connect();
-    redis::cmd("CONFIG").arg(&["SET", "busy-reply-threshold", "1"]).exec(&mut connection).unwrap();
-    let mut busy = server.connect();
-    let endless = std::thread::spawn(move || {
-        redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut busy).unwrap_err().to_string()
-    });
-    // Most commands are refused while the script runs.
-    until(|| redis::cmd("DBSIZE").exec(&mut server.connect()).is_err()).await;
-    let refusal = limiter.acquire_now([]).await.unwrap_err().refusal();
-    assert!(matches!(refusal, Some(Refusal::Unavailable { .. })));
-    let trouble = store.trouble().unwrap();
-    assert!(trouble.is_away() && trouble.to_string().contains("BUSY"), "{trouble}");
-    redis::cmd("SCRIPT").arg("KILL").exec(&mut connection).unwrap();
-    endless.join().unwrap();
-    assert_eq!(limiter.status().members[0].1.available, 9);
-    assert_eq!((store.counts().failed, store.counts().unknown), (1, 0));
-}
-
-#[tokio::test]
-async fn a_server_without_a_free_connection_is_away() {
-    let Some(server) = Server::start() else { return };
-    let mut connection = server.connect();
-    let mut clients = |most: &str| {
-        redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).exec(&mut connection).unwrap();
-    };
-    clients("1");
-    let store = builder(&server).while_away(WhileAway::Open).open().unwrap();
-    let limiter = any(&store, "fixed_window 10/10000d");
-    assert_eq!(limiter.acquire_now([]).await.unwrap().permits(), 0);
-    assert!(store.trouble().unwrap().is_away());
-    clients("100");
-    assert_eq!(limiter.acquire_now([]).await.unwrap().permits(), 1);
-    assert_eq!((store.counts().failed, store.counts().degraded), (1, 1));
 }
 
 /// A server that is empty again grants one more window, and no call fails.
