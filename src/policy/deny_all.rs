@@ -86,6 +86,11 @@ impl Policy for DenyAll {
         Rate::ZERO
     }
 
+    /// Always: a new key gets no permit, either.
+    fn is_fresh(&self, _state: &(), _at: Nanos) -> bool {
+        true
+    }
+
     fn status(&self, _state: &(), _at: Nanos) -> PolicyStatus {
         PolicyStatus::NOTHING
     }

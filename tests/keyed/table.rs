@@ -296,7 +296,9 @@ fn any_policy_can_be_keyed() -> Result<(), Box<dyn std::error::Error>> {
         "smooth_bursty 2/s",
         "smooth_warming_up 2/s warm_up 1s",
         "unlimited",
+        // Bug: the keys of these two were never forgotten.
         "deny_all",
+        "sliding_log zero",
     ] {
         let clock = ManualClock::new();
         let policy = || text.parse::<AnyPolicy>().map_err(|error| format!("{text}: {error}"));
@@ -308,7 +310,7 @@ fn any_policy_can_be_keyed() -> Result<(), Box<dyn std::error::Error>> {
         }
         clock.advance(Duration::from_secs(100));
         keys.sweep();
-        assert_eq!(keys.len(), usize::from(text == "deny_all"), "{text}");
+        assert!(keys.is_empty(), "{text}");
     }
     Ok(())
 }

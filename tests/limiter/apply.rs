@@ -8,8 +8,8 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AnyPolicy, Clock, ConfigError, Keep, ManualClock, Nanos, Policy, PolicyConfig, RateLimiter, Refusal,
-    Request,
+    AnyPolicy, Change, Clock, ConfigError, Keep, ManualClock, Nanos, Policy, PolicyConfig, RateLimiter,
+    Refusal, Request,
 };
 use tokio_test::task::spawn;
 
@@ -413,4 +413,31 @@ proptest! {
             prop_assert_eq!(limiter.status().available, new.status().available, "{}", line);
         }
     }
+}
+
+/// Bug: the configuration of a bucket with a tolerance, whose burst was lowered below its start,
+/// made no policy.
+#[test]
+fn the_configuration_of_a_bucket_whose_burst_was_lowered_makes_a_policy()
+-> Result<(), Box<dyn std::error::Error>> {
+    let policy: AnyPolicy = "token_bucket 5/s burst 10 start_with 8 tolerance 1s".parse()?;
+    let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    limiter.change(Change::only_burst(5))?;
+    let text = limiter.config().to_string();
+    assert_eq!(text, "token_bucket 5/s burst 5 start_with 5 tolerance 1s");
+    assert_eq!(text.parse::<AnyPolicy>()?.config().to_string(), text);
+    limiter.apply(&limiter.config(), Keep::Ratio)?;
+    Ok(())
+}
+
+/// Bug: a bucket was changed as if it followed the same wall clock.
+#[test]
+fn another_wall_clock_is_another_policy() -> Result<(), Box<dyn std::error::Error>> {
+    let lines = ["interval_refill", "at_wall_clock 0s", "at_wall_clock 30s"];
+    for (old, new) in lines.into_iter().flat_map(|old| lines.map(|new| (old, new))) {
+        let [from, to] =
+            [old, new].map(|line| format!("token_bucket 5/min burst 5 {line}").parse::<PolicyConfig>());
+        assert_eq!(from?.change_to(&to?).is_some(), old == new, "{old} to {new}");
+    }
+    Ok(())
 }

@@ -306,9 +306,34 @@ proptest! {
             }
             let left = policy.left(&state, charge, at);
             prop_assert_eq!((left.limit, left.available), (then.limit, then.available));
-            prop_assert_eq!(left.next_at, then.next_at);
+            prop_assert_eq!((left.next_at, left.full_at), (then.next_at, then.full_at));
         }
     }
+}
+
+/// Bug: the time at which the log is full counted the grants after it.
+#[test]
+fn a_grant_leaves_a_log_that_is_full_when_the_grant_is_over() {
+    let policy = SlidingLog::new(Rate::per_second(10));
+    let state = policy.start(Nanos::ZERO);
+    let charge = policy.try_acquire(&state, Nanos::ZERO, 1).expect("room");
+    policy.try_acquire(&state, Nanos::new(500_000_000), 1).expect("room");
+    assert_eq!(policy.left(&state, charge, Nanos::ZERO).full_at, Nanos::new(1_000_000_000));
+}
+
+/// Bug: a log of zero permits was never full, even with no permit counted.
+#[test]
+fn a_log_without_permits_is_full_when_no_grant_counts() {
+    let policy = SlidingLog::new(Rate::per_second(10));
+    let (state, at) = (policy.start(Nanos::ZERO), Nanos::new(300_000_000));
+    policy.try_acquire(&state, at, 2).expect("room");
+    policy.change(&state, at, Change::rate(Rate::ZERO)).expect("a change");
+    let status = policy.status(&state, at);
+    assert_eq!(
+        (status.available, status.next_at, status.full_at),
+        (0, Nanos::MAX, Nanos::new(1_300_000_000))
+    );
+    assert!(!policy.is_fresh(&state, at) && policy.is_fresh(&state, status.full_at));
 }
 
 /// Bug: a grant from before a reset took back permits of a grant from after it, once the log had

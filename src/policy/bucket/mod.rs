@@ -293,6 +293,7 @@ impl Bucket {
             Start::Full => None,
             // A bucket with a tolerance holds more than its burst.
             Start::Tokens(permits) => {
+                let permits = permits.min(self.burst_in_force());
                 Some(permits).filter(|permits| *permits < self.numbers_and_more().1.most)
             }
         }

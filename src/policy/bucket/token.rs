@@ -247,9 +247,10 @@ impl Policy for TokenBucket {
 
     /// A tolerance, and how permits accrue, cannot be changed.
     fn change_to(&self, new: &TokenBucket) -> Option<Change> {
+        let is_anchored_likewise = self.bucket.wall_clock == new.bucket.wall_clock;
         let (old, new) = (self.bucket.terms(), new.bucket.terms());
         let Terms { rate, burst, .. } = new;
-        (Terms { rate, burst, ..old } == new).then(|| Change::rate(rate).burst(burst))
+        (is_anchored_likewise && Terms { rate, burst, ..old } == new).then(|| Change::rate(rate).burst(burst))
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> TokenBucket {

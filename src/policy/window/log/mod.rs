@@ -171,23 +171,18 @@ impl SlidingLog {
         if window.unlimited {
             return PolicyStatus::unlimited(at);
         }
-        if window.limit == 0 {
-            return PolicyStatus::NOTHING;
-        }
         state.inspect(moment(at), &window, |view, time| {
             let taken = state.taken(view, time, &window);
             let later = later(view).min(taken);
-            let at_or = |free_at| if free_at > time { due(free_at) } else { at };
-            let next_at = match later {
-                0 => state.free_at(view, &window, 1),
-                // The oldest of the entries that counted then.
-                later => state::end(state.behind(view, window.limit + later + view.credits.sum), &window),
+            let over_at = |newest: u32| match state.counts_until(view, &window, newest + later) {
+                until if until > time => due(until),
+                _ => at,
             };
             PolicyStatus {
                 limit: window.limit.into(),
                 available: window.limit.saturating_sub(taken - later).into(),
-                next_at: at_or(next_at),
-                full_at: at_or(state.free_at(view, &window, window.limit)),
+                next_at: if window.limit == 0 { Nanos::MAX } else { over_at(window.limit) },
+                full_at: over_at(1),
             }
         })
     }

@@ -217,14 +217,19 @@ impl LogState {
 
     /// Returns until when `n` permits are not free. `n` is at least 1, and at most the limit.
     pub(super) fn free_at(&self, view: &View, window: &Window, n: u32) -> Stamp {
+        self.counts_until(view, window, window.limit - n + 1)
+    }
+
+    /// Returns until when the newest entries, this many of them and at least 1, count.
+    pub(super) fn counts_until(&self, view: &View, window: &Window, newest: u32) -> Stamp {
         let mut credits = view.credits;
         let Some(back) = self.back.get().filter(|_| credits.sum > 0) else {
-            return end(self.behind(view, window.limit - n + 1), window);
+            return end(self.behind(view, newest), window);
         };
         // When that entry is over, undone permits of its time and of earlier times are over, too.
         // Then a newer entry decides.
         loop {
-            let time = self.behind(view, window.limit - n + 1 + credits.sum);
+            let time = self.behind(view, newest + credits.sum);
             let sum = credits.sum;
             self.leave_out(back, &mut credits, view.head.ring, time);
             if credits.sum == sum {
