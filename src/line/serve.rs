@@ -108,12 +108,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let &Entry { position, woken_by, since, deadline, priority, .. } = first;
         let unattended = matches!(woken_by, WokenBy::Nothing);
         let begins = since.max(self.charged).max(self.checked).max(self.settings.opens_for(now));
-        // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
-        // window policy returns the time it is asked for as the due time if that due time has
-        // passed. So the policy is asked as of the grant before the reservation, and then returns
-        // when the reservation was due. If a composite goes before the reservation, it is asked as
-        // of now, and may be late.
-        let asks_past = unattended && !rule.catches_up();
+        // A window policy returns the time it is asked for as the due time if that due time has
+        // passed, and so may any policy while permits are kept. But nothing wakes a reservation
+        // that no task awaits, so it may have been due long ago, and a timer may be late. So the
+        // policy is asked as of the last grant or check, and then returns when the request was due.
+        // If a composite goes before the request, the policy is asked as of now, and the request
+        // may be late. A window policy charges a waiter as of now anyway.
+        let asks_past = if rule.catches_up() { self.settings.kept_from(priority) > 0 } else { unattended };
         let is_behind_seat = self.seats.has_before(position);
         let as_of = if asks_past && !is_behind_seat { begins.min(now) } else { now };
         if let Err(never) = self.check(rule, now, Demand::exactly(&ask, priority)) {
@@ -122,9 +123,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
             return Some(self.refuse_head(visit, never));
         }
         let due = self.due(rule, as_of, position, &R::Ahead::default(), &ask);
-        let may_be_late = || {
-            asks_past && is_behind_seat && due <= now || self.may_be_late(visit, due, (deadline, priority))
-        };
+        let may_be_late =
+            || asks_past && is_behind_seat && due <= now || self.may_be_late(visit, due, deadline);
         if due > deadline && !may_be_late() {
             let refusal = self.too_early(due, deadline);
             return Some(self.refuse_head(visit, refusal));
@@ -242,13 +242,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns whether a waiter that is found after its deadline may have its permit. A window
-    /// policy, and any policy while permits are kept, returns "now" for a permit that has been
-    /// available for a while, so a late timer would refuse a waiter that was in time. The waiter is
-    /// tolerated for as much lateness as grants of other policies are charged back.
-    fn may_be_late(&self, visit: &Visit<'_, R>, due: Nanos, (deadline, priority): (Nanos, i8)) -> bool {
-        let is_vague = !visit.rule.catches_up() || self.settings.kept_from(priority) > 0;
+    /// policy returns "now" for a permit that has been available for a while, so a late timer would
+    /// refuse a waiter that was in time. The waiter is tolerated for as much lateness as grants of
+    /// other policies are charged back.
+    fn may_be_late(&self, visit: &Visit<'_, R>, due: Nanos, deadline: Nanos) -> bool {
         let late = visit.now.saturating_since(deadline);
-        due <= visit.now && is_vague && late <= visit.lateness.catch_up()
+        due <= visit.now && !visit.rule.catches_up() && late <= visit.lateness.catch_up()
     }
 
     /// Refuses waiters that are still in the queue at their deadline, a [`SLICE`] of them. Returns

@@ -48,8 +48,9 @@ impl Policy for Unlimited {
         0
     }
 
-    fn ready_at(&self, _state: &(), at: Nanos, _ahead: u64, _n: u32) -> Nanos {
-        at
+    /// Since ever: another limit, or the end of a pause, determines when a request is due.
+    fn ready_at(&self, _state: &(), _at: Nanos, _ahead: u64, _n: u32) -> Nanos {
+        Nanos::ZERO
     }
 
     fn undo(&self, _state: &(), _at: Nanos, _charge: (), _most: u64) -> u64 {

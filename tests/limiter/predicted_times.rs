@@ -10,8 +10,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{AcquireOwned, Reservation};
 use tidegate::{
-    AnyPolicy, Clock, ManualClock, Nanos, Pause, PolicyConfig, Rate, RateLimiter, Refusal, Request,
+    AllOf, AnyPolicy, Clock, ManualClock, Nanos, Pause, Policy, PolicyConfig, Rate, RateLimiter, Refusal,
+    Request, SmoothBursty, TokenBucket, Unlimited,
 };
+use tokio_test::task::spawn;
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
 
@@ -430,4 +432,42 @@ fn a_waiter_that_was_accepted_is_served_by_a_late_timer() {
             assert_eq!(answer == Some(Ok(())), served, "{policy}, {late} ns late: {answer:?}");
         }
     }
+}
+
+/// Bug: a part without a limit was due "now", so a late timer refused a waiter that was in time.
+#[test]
+fn a_part_without_a_limit_makes_no_waiter_late() {
+    /// Waits for a second in a pair of policies, and in a composite of two limiters.
+    fn is_served(unlimited: impl Policy + Clone, late: Duration) -> [Poll<bool>; 2] {
+        let (clock, second) = (ManualClock::new(), Duration::from_secs(1));
+        let bucket = TokenBucket::new(Rate::per_second(1), 1);
+        let pair = RateLimiter::with_clock(bucket.clone().and(unlimited.clone()), clock.clone());
+        let limited = RateLimiter::with_clock(bucket, clock.clone());
+        let all = AllOf::new("a", &limited).with("b", &RateLimiter::with_clock(unlimited, clock.clone()));
+        assert!(pair.try_acquire().is_ok() && all.try_acquire().is_ok());
+        let (mut pair, mut all) = (spawn(pair.acquire_within(second)), spawn(all.acquire_within(second)));
+        assert!(pair.poll().is_pending() && all.poll().is_pending());
+        clock.jump(second + late);
+        [pair.poll().map(|answer| answer.is_ok()), all.poll().map(|answer| answer.is_ok())]
+    }
+
+    for late in [1, 20].map(Duration::from_millis) {
+        assert_eq!(is_served(Unlimited, late), [Poll::Ready(true); 2], "{late:?}");
+        let bucket = TokenBucket::new(Rate::UNLIMITED, 5);
+        assert_eq!(is_served(bucket, late), [Poll::Ready(true); 2], "{late:?}");
+        let bursty = SmoothBursty::new(Rate::UNLIMITED);
+        assert_eq!(is_served(bursty, late), [Poll::Ready(true); 2], "{late:?}");
+    }
+}
+
+/// Bug: a reservation of a limiter without a limit was due when it was claimed, and not when the
+/// pause had ended.
+#[test]
+fn a_reservation_without_a_limit_is_due_at_the_end_of_a_pause() {
+    let (clock, second) = (ManualClock::new(), Duration::from_secs(1));
+    let limiter = RateLimiter::with_clock(Unlimited, clock.clone());
+    limiter.pause_for(second);
+    let mut reservation = limiter.reserve(Request::permits(1).within(second)).expect("in time");
+    clock.jump(2 * second);
+    assert!(reservation.claim());
 }

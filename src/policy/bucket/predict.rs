@@ -12,7 +12,8 @@ impl Bucket {
     pub(crate) fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let (numbers, price) = self.price(n);
         if numbers.is_unlimited() {
-            return at;
+            // Since ever: another limit, or the end of a pause, determines when a request is due.
+            return Nanos::ZERO;
         }
         if price > self.reach(&numbers, price) {
             return Nanos::MAX;
