@@ -49,6 +49,7 @@ use crate::error::PolicyError;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
+use crate::line::grants::Changed;
 use crate::line::rule::{Rule, Single};
 use crate::line::settings::Drift;
 use crate::line::visit::Visit;
@@ -149,8 +150,8 @@ impl<P: Policy, C: Timer> KeyLimiter<P, C> {
         if self.is_common() {
             // Common terms that a plan left stay as they are; only the policy of the shard changes.
             let drift = if self.terms.is_some() { Drift::Apart } else { Drift::None };
-            let scope = (change.only_part(), drift);
-            self.limiter.shared.follow(deferred, scope, at, |Single { policy, state }, now| {
+            let changed = Changed::by(&change, drift);
+            self.limiter.shared.follow(deferred, changed, at, |Single { policy, state }, now| {
                 policy.change_now(state, at, now, change)
             });
         }
@@ -167,12 +168,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(super) fn follow(
         self: &Arc<Self>,
         deferred: &mut Deferred,
-        scope: (Option<usize>, Drift),
+        changed: Changed,
         at: Nanos,
         change: impl FnOnce(&Single<P>, &dyn Fn() -> Nanos) -> Result<u64, PolicyError>,
     ) -> bool {
         self.with_all(at, deferred, |line, visit| {
-            line.settings.has_own_terms() || self.change_terms(line, visit, scope, change).is_ok()
+            line.settings.has_own_terms() || self.change_terms(line, visit, changed, change).is_ok()
         })
     }
 }

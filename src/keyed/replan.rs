@@ -13,6 +13,7 @@ use super::table::Table;
 use super::terms::{Planned, Terms};
 use crate::clock::Timer;
 use crate::line::deferred::Deferred;
+use crate::line::grants::Changed;
 use crate::line::rule::Single;
 use crate::line::settings::Drift;
 use crate::policy::{Change, Keep, Policy};
@@ -212,8 +213,8 @@ impl<P: Policy, C: Timer> KeyLimiter<P, C> {
         }
         let Some(change) = change else { return false };
         let (terms, mut old) = (&mut self.terms, None);
-        let scope = (change.only_part(), Drift::Apart);
-        let changed = self.limiter.shared.follow(deferred, scope, at, |Single { policy, state }, now| {
+        let changed = Changed::by(&change, Drift::Apart);
+        let changed = self.limiter.shared.follow(deferred, changed, at, |Single { policy, state }, now| {
             let change = keep_fresh(change, policy, state, at);
             let level = policy.change_now(state, at, now, change)?;
             old = std::mem::replace(terms, new.cloned());

@@ -2,6 +2,7 @@
 
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
+use crate::line::grants::Changed;
 use crate::line::rule::Single;
 use crate::line::settings::Drift;
 use crate::policy::{AnyPolicy, ConfigError, Keep, PolicyConfig, Step};
@@ -75,8 +76,9 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            let at = visit.now;
-            self.shared.change_terms(line, visit, (None, Drift::Own), |Single { policy, state }, now| {
+            let (at, begins_anew) = (visit.now, keep == Keep::Nothing);
+            let changed = Changed { only: None, drift: Drift::Own, begins_anew };
+            self.shared.change_terms(line, visit, changed, |Single { policy, state }, now| {
                 policy.make_step(state, at, now, step, keep)
             })
         })

@@ -6,6 +6,7 @@ use crate::clock::Timer;
 use crate::error::PolicyError;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
+use crate::line::grants::Changed;
 use crate::line::rule::{Rule, Single};
 use crate::line::settings::Drift;
 use crate::line::visit::Visit;
@@ -25,8 +26,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let drift = if change.has_terms() { Drift::Own } else { Drift::Apart };
         self.serve_then(|line, visit| {
-            let at = visit.now;
-            self.change_terms(line, visit, (change.only_part(), drift), |Single { policy, state }, now| {
+            let (at, changed) = (visit.now, Changed::by(&change, drift));
+            self.change_terms(line, visit, changed, |Single { policy, state }, now| {
                 policy.change_now(state, at, now, change)
             })
         })
@@ -39,12 +40,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         &self,
         line: &mut Line<Single<P>, C>,
         visit: &mut Visit<'_, Single<P>>,
-        (only, drift): (Option<usize>, Drift),
+        changed: Changed,
         change: impl FnOnce(&Single<P>, &dyn Fn() -> Nanos) -> Result<u64, E>,
     ) -> Result<(), E> {
         let (at, deferred) = (visit.now, RefCell::new(&mut *visit.deferred));
         let now = || deferred.borrow_mut().run(|| self.clock.now()).unwrap_or(at);
-        line.change(&self.rule, only, drift, || change(&self.rule, &now))?;
+        line.change(&self.rule, changed, || change(&self.rule, &now))?;
         line.weigh_sizes(&self.rule);
         // Release: see `retime_composites`.
         self.changes.fetch_add(WEIGHTS_CHANGED, Ordering::Release);

@@ -3,6 +3,7 @@
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::shared::Shared;
+use crate::line::grants::Changed;
 use crate::line::rule::{Rule, Single};
 use crate::line::settings::Drift;
 use crate::policy::{Change, Policy};
@@ -36,10 +37,10 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Takes the permits that are available beyond `permits`. Returns how many it took.
     pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
         self.serve_then(|line, visit| {
+            // A pause withholds permits, and so does its pace after it.
+            let most = line.paced(&self.rule, line.latest()).min(line.stocked());
             line.stock_at_most(&self.rule, permits);
             let Single { policy, state } = &self.rule;
-            // After a pause its pace withholds permits.
-            let most = line.paced(&self.rule, line.latest());
             let withheld = policy.status(state, visit.now).available.saturating_sub(most);
             let taken = policy.keep_at_most(state, visit.now, permits.saturating_add(withheld));
             line.count_in_pace(taken);
@@ -59,7 +60,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
                 self.lateness.clear();
                 // No policy refuses a reset.
                 let reset = || policy.change(state, visit.now, Change::reset());
-                let _ = line.change(&self.rule, None, Drift::Apart, reset);
+                let changed = Changed::by(&Change::reset(), Drift::Apart);
+                let _ = line.change(&self.rule, changed, reset);
                 self.retime(line, visit);
                 resumed.then_some(())
             },

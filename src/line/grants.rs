@@ -15,6 +15,7 @@ use crate::line::rule::Rule;
 use crate::line::settings::Drift;
 use crate::line::undo_log::{Measure, PerPart};
 use crate::line::visit::Visit;
+use crate::policy::{Change, Keep};
 use crate::time::Nanos;
 
 /// A grant that the undo log keeps track of, until it is [made
@@ -172,23 +173,23 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.undo_log.refund(|part| rule.full_level(at, part), refund);
     }
 
-    /// Changes the terms of one part, or of all, and notes the level that `change` leaves. A pace
-    /// keeps its permits. The policy has drifted at least to `drift` from then on.
+    /// Changes the terms, and notes the level that `change` leaves. A pause and its paces keep their
+    /// permits.
     pub(crate) fn change<E>(
         &mut self,
         rule: &R,
-        only: Option<usize>,
-        drift: Drift,
+        changed: Changed,
         change: impl FnOnce() -> Result<u64, E>,
     ) -> Result<(), E> {
         self.memo.set(None);
         // The full level is that of the terms before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
-        let paces = self.terms_of_paces(rule);
+        let before = self.restraints(rule);
         let level = change()?;
-        self.settings.drift = self.settings.drift.max(drift);
-        self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);
-        self.convert_paces(rule, &paces);
+        self.settings.drift = self.settings.drift.max(changed.drift);
+        self.undo_log.changed(changed.only, &full, |part| rule.level_unit(part), level);
+        self.convert_stocks(rule, &before, changed);
+        self.convert_paces(rule, &before, changed);
         Ok(())
     }
 
@@ -197,6 +198,29 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.memo.set(None);
         self.count_unassigned(-i64::from(permits));
         self.undo_log.touch();
+    }
+}
+
+/// What a change of the terms concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changed {
+    /// The only part that changes; `None` if all parts do.
+    pub(crate) only: Option<usize>,
+    /// How far the policy has drifted by this change, at least.
+    pub(crate) drift: Drift,
+    /// Whether the state is reset.
+    pub(crate) begins_anew: bool,
+}
+
+impl Changed {
+    pub(crate) fn by(change: &Change, drift: Drift) -> Changed {
+        let begins_anew = change.keep == Some(Keep::Nothing);
+        Changed { only: change.only_part(), drift, begins_anew }
+    }
+
+    /// Returns whether this part is reset.
+    pub(super) fn resets(self, part: usize) -> bool {
+        self.begins_anew && self.only.is_none_or(|only| only == part)
     }
 }
 

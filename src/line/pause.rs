@@ -46,6 +46,7 @@
 //! **Checked by** `loom-tests/control.rs` and `tests/limiter/pause.rs`.
 
 use crate::clock::Timer;
+use crate::line::grants::Changed;
 use crate::line::rule::Rule;
 use crate::line::undo_log::PerPart;
 use crate::line::{Line, WokenBy};
@@ -86,6 +87,14 @@ pub(crate) struct Pace {
     pub(crate) granted: i64,
     /// The undo log's number at the beginning. Grants with a lower number are not counted here.
     number: u64,
+}
+
+/// What a pause and the paces that follow it withhold before a change of the terms.
+pub(super) struct Restraints {
+    /// The interval between two permits of each pace, and how many permits it allows.
+    paces: Vec<(Interval, u64)>,
+    /// How many permits the part of each stock has.
+    stocks: Vec<u64>,
 }
 
 impl PauseState {
@@ -339,18 +348,58 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Returns the interval between two permits of each pace, and how many permits it allows now.
-    pub(super) fn terms_of_paces(&self, rule: &R) -> Vec<(Interval, u64)> {
+    /// Returns what a pause and the paces withhold before a change of the terms.
+    pub(super) fn restraints(&self, rule: &R) -> Restraints {
         let terms = |pace: &Pace| (pace.interval(rule), pace.available(rule, self.latest));
-        self.settings.paces.iter().map(terms).collect()
+        let stocks = self.settings.pause.iter().flat_map(|pause| &pause.stocks);
+        Restraints {
+            paces: self.settings.paces.iter().map(terms).collect(),
+            stocks: stocks.map(|stock| available(rule, stock.part, self.latest)).collect(),
+        }
+    }
+
+    /// Converts the stocks of a pause after a change of the terms. A window has as many permits more
+    /// or fewer at the end of the pause as it has now. A part that has become a window keeps the
+    /// permits that it has, and a part that has become one that can stand still has no more than
+    /// its stock.
+    pub(super) fn convert_stocks(&mut self, rule: &R, before: &Restraints, changed: Changed) {
+        let (now, Some(pause)) = (self.latest, &mut self.settings.pause) else { return };
+        let mut stocks = Vec::with_capacity(pause.stocks.len());
+        for (part, now_has) in (0..R::PARTS).map(|part| (part, available(rule, part, now))) {
+            let old = pause.stocks.iter().zip(&before.stocks).find(|(stock, _)| stock.part == part);
+            let old = old.filter(|_| !changed.resets(part)).map(|(stock, had)| (stock.permits, signed(*had)));
+            let permits = match old {
+                None => signed(now_has),
+                Some((permits, had)) => permits.saturating_add(signed(now_has).saturating_sub(had)),
+            };
+            if !rule.stands_still(part) {
+                stocks.push(Stock { part, permits });
+            } else if let Some((permits, _)) = old {
+                rule.of_part(None, part, |part| part.keep_at_most(now, unsigned(permits)));
+            }
+        }
+        pause.stocks = stocks;
+    }
+
+    /// Returns the most permits that a window has at the end of a pause.
+    pub(crate) fn stocked(&self) -> u64 {
+        let pause = self.settings.pause.as_ref().filter(|pause| !pause.keeps_permits);
+        let stocks = pause.into_iter().flat_map(|pause| &pause.stocks);
+        stocks.map(|stock| unsigned(stock.permits)).min().unwrap_or(u64::MAX)
     }
 
     /// Converts each pace from its terms before a change: as many permits have accrued by now. So
-    /// changes that come more often than permits hold up nothing. A part that has become one that
-    /// can stand still needs no pace, and has no more permits than the pace allowed.
-    pub(super) fn convert_paces(&mut self, rule: &R, before: &[(Interval, u64)]) {
+    /// changes that come more often than permits hold up nothing. A pace that is over, or whose
+    /// part is reset, ends. A part that has become one that can stand still needs no pace, and has
+    /// no more permits than the pace allowed.
+    pub(super) fn convert_paces(&mut self, rule: &R, before: &Restraints, changed: Changed) {
         let (now, mut anew) = (self.latest, Vec::new());
-        for (pace, (old, available)) in self.settings.paces.iter_mut().zip(before) {
+        for (mut pace, (old, available)) in
+            std::mem::take(&mut self.settings.paces).into_iter().zip(&before.paces)
+        {
+            if changed.resets(pace.part) || *available == u64::MAX {
+                continue;
+            }
             if rule.stands_still(pace.part) {
                 rule.of_part(None, pace.part, |part| part.keep_at_most(now, *available));
                 continue;
@@ -369,11 +418,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
                     None => (pace.from, pace.granted) = (now, signed(*available).saturating_neg()),
                 }
             }
+            self.settings.paces.push(pace);
         }
         if !anew.is_empty() {
             self.begin_paces(rule, now, |part| anew.contains(&part));
         }
-        self.settings.paces.retain(|pace| !rule.stands_still(pace.part));
     }
 
     /// Returns the most permits that are available at a time under a pause and the paces that

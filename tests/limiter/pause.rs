@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::{
-    AnyPolicy, Clock, Grant, Keep, ManualClock, Nanos, Pause, Rate, RateLimiter, Refusal, Request,
-    TokenBucket,
+    AnyPolicy, Change, Clock, Grant, Keep, ManualClock, Nanos, Pause, PolicyConfig, Rate, RateLimiter,
+    Refusal, Request, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -759,4 +759,85 @@ fn charges_and_refunds_without_a_request_add_up_around_pauses() {
             clock.advance(100 * MS);
         }
     }
+}
+
+/// Bug: a change in a pause did not change what the pause had noted of the permits of windows. A
+/// window that a bucket became was whole at the end, and a bucket that a window became had only the
+/// permits of that window, also if it was to begin anew.
+#[test]
+fn a_change_in_a_pause_changes_the_permits_after_it() {
+    let to = |line: &str, keep| (line.parse::<PolicyConfig>().expect("a policy"), keep);
+    for (from, taken, (to, keep), available) in [
+        ("token_bucket 1/h burst 10", 10, to("sliding_log 10/10s", Keep::Count), 0),
+        ("token_bucket 1/h burst 10", 7, to("fixed_window 10/10s", Keep::Count), 3),
+        ("token_bucket 1/h burst 10", 7, to("sliding_window 10/10s cells 5", Keep::Ratio), 3),
+        ("token_bucket 1/h burst 10", 10, to("sliding_log 10/10s", Keep::Nothing), 10),
+        ("fixed_window 10/s", 10, to("token_bucket 1/h burst 100", Keep::Nothing), 100),
+        ("fixed_window 10/s", 10, to("token_bucket 1/h burst 10", Keep::Count), 0),
+        ("fixed_window 10/d", 10, to("fixed_window 1000/d", Keep::Nothing), 1000),
+        ("fixed_window 10/d", 10, to("fixed_window 1000/d", Keep::Count), 990),
+        ("fixed_window 10/s", 10, to("fixed_window 20/s", Keep::Nothing), 20),
+        (
+            "sliding_log 10/s with_capacity 100",
+            10,
+            to("sliding_log 20/s with_capacity 100", Keep::Nothing),
+            20,
+        ),
+    ] {
+        let (limiter, clock) = any(from);
+        limiter.try_acquire_many(taken).expect("permits");
+        limiter.pause_for(100 * SECOND);
+        clock.advance(SECOND);
+        limiter.apply(&to, keep).expect("a policy");
+        clock.advance(20 * SECOND);
+        limiter.resume();
+        assert_eq!(limiter.status().available, available, "{from} to {to}, {keep:?}");
+    }
+    let (limiter, _clock) = any("fixed_window 10/d");
+    limiter.try_acquire_many(10).expect("permits");
+    limiter.pause_for(SECOND);
+    limiter.change(Change::reset()).expect("a reset");
+    limiter.resume();
+    assert_eq!(limiter.status().available, 10);
+}
+
+/// Bug: grants were spaced after a pause although the policy was to begin anew.
+#[test]
+fn a_change_after_a_pause_that_begins_anew_spaces_no_grants() {
+    for to in ["token_bucket 10/s burst 4", "sliding_log 4/s", "fixed_window 4/h"] {
+        let (limiter, clock) = any("sliding_log 4/s");
+        clock.advance(10 * SECOND);
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND);
+        assert_eq!(limiter.status().available, 0);
+        limiter.apply(&to.parse().expect("a policy"), Keep::Nothing).expect("a change");
+        assert_eq!(limiter.status().available, 4, "{to}");
+    }
+}
+
+/// Bug: after a rate of zero, grants were spaced once more, a window after the pause.
+#[test]
+fn grants_are_spaced_for_a_window_and_not_again_after_a_rate_of_zero() {
+    let (limiter, clock) = any("sliding_log 10/s");
+    limiter.pause_for(SECOND);
+    clock.advance(SECOND);
+    let mut waits: Vec<_> = (0..20).map(|_| spawn(limiter.acquire())).collect();
+    waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    clock.advance(SECOND + 50 * MS);
+    limiter.set_rate(Rate::ZERO);
+    clock.advance(8 * SECOND);
+    limiter.set_rate(Rate::per_second(10));
+    assert!(waits.iter_mut().all(|wait| wait.poll().is_ready()));
+}
+
+/// Bug: in a pause a window lost permits that it would not have had at the end.
+#[test]
+fn permits_that_a_pause_withholds_are_not_taken() {
+    let (limiter, clock) = any("sliding_log 10/10s");
+    limiter.try_acquire_many(10).expect("permits");
+    limiter.pause_for(55 * SECOND);
+    clock.advance(50 * SECOND);
+    assert_eq!((limiter.status().available, limiter.drain()), (0, 0));
+    clock.advance(6 * SECOND);
+    assert!(limiter.try_acquire().is_ok());
 }
