@@ -1,5 +1,6 @@
 //! Failures found by random search, each reduced to the smallest case.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::time::Duration;
 
@@ -535,6 +536,29 @@ fn stored_permits_outlast_a_rate_of_zero() -> Result<(), Box<dyn Error>> {
     // Eleven permits are owed.
     let paid = secs(41).saturating_add(Nanos::new(100_000_000));
     assert_eq!(policy.ready_at(&state, secs(40), 0, 1), paid);
+    Ok(())
+}
+
+/// A change that takes longer than the limiter needs to fill: what is granted meanwhile is not
+/// there once more.
+#[test]
+fn a_change_that_is_held_up_grants_no_stored_permits_twice() -> Result<(), Box<dyn Error>> {
+    let (milli, per_second) = (|n: u64| Nanos::new(n * 1_000_000), Rate::per_second);
+    let policy = SmoothBursty::new(per_second(1000)).max_burst(Duration::from_millis(10)).start_full();
+    let state = policy.start(Nanos::ZERO);
+    let (readings, granted) = (Cell::new(0), Cell::new(0));
+    let take = || (0..100).take_while(|_| policy.try_acquire(&state, milli(10), 1).is_ok()).count();
+    // The change reads the clock when it takes the stored permits away, and when it puts them back.
+    let clock = || match readings.replace(readings.get() + 1) {
+        0 => Nanos::ZERO,
+        _ => {
+            granted.set(granted.get() + take());
+            milli(10)
+        }
+    };
+    policy.change_now(&state, Nanos::ZERO, &clock, Change::rate(per_second(500)).keep(Keep::Count))?;
+    // By the new rate, of what accrued meanwhile.
+    assert_eq!((granted.get(), take()), (6, 0));
     Ok(())
 }
 

@@ -55,6 +55,7 @@
 //! M/s; the rate read back is the rate given; and a limiter that leaves [`Rate::UNLIMITED`] with a
 //! negative balance repays it before it stores permits, where Guava has both.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
@@ -514,44 +515,54 @@ impl Policy for SmoothBursty {
                 None => zero.max(at),
             });
         }
-        let (level, stock) = match change.keep.unwrap_or(Keep::Ratio) {
+        // The stored permits that are away until the rate is set, as a time at the new rate, and the
+        // tick at which they were taken.
+        let away = Cell::new((0, at));
+        let level = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Nothing => {
                 kept = false;
-                let at = self.running(at);
-                (move_to(state, |_| at), at - self.first(at))
+                let running = self.running(at);
+                away.set((running - self.first(running), at));
+                move_to(state, |_| running)
             }
             // Nothing was counted while unlimited: begin with all stored permits, unless an old
             // debt is still running.
             _ if old.is_unlimited() && !new.is_unlimited() => {
-                (move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) }), 0)
+                move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
             }
             // The word is a time, which does not depend on the rate.
-            Keep::Ratio => (AtomicWord::load(&state.zero), 0),
+            Keep::Ratio => AtomicWord::load(&state.zero),
             Keep::Count => {
                 kept = false;
-                let Ok(stock) = update(&state.zero, |zero| {
+                move_to(state, |zero| {
                     // After the state, as in a bucket: `policy/bucket/in_force.rs`.
                     let at = at.max(ticks::from_nanos(now()));
-                    Ok::<_, Infallible>(match zero.checked_sub(at) {
+                    away.set((0, at));
+                    match zero.checked_sub(at) {
                         // The debt has saturated, so its amount is lost and no rate makes it less.
-                        _ if zero == ticks::NEVER => (zero, 0),
+                        _ if zero == ticks::NEVER => zero,
                         // Permits stay a time until there is a rate again.
-                        _ if counted.is_zero() || counted.is_unlimited() || new.is_zero() => (zero, 0),
-                        Some(debt) => (at.saturating_add(owed(counted, debt, new)), 0),
+                        _ if counted.is_zero() || counted.is_unlimited() || new.is_zero() => zero,
+                        Some(debt) => at.saturating_add(owed(counted, debt, new)),
                         None => {
-                            let stock = counted.convert(at - zero.max(self.floor(at)), new, false);
-                            (at, stock.min(self.saved))
+                            away.set((counted.convert(at - zero.max(self.floor(at)), new, false), at));
+                            at
                         }
-                    })
-                });
-                (0, stock)
+                    }
+                })
             }
         };
         self.rate.set(rate);
         // A request pays for the stored permits by the new rate. So they are away until it finds
         // the new rate together with them: a longer stock at the old price would be more permits.
-        if stock > 0 {
-            let Ok(()) = convert(&state.zero, |zero| Ok::<_, Infallible>((zero.saturating_sub(stock), ())));
+        if let (stock @ 1.., since) = away.get() {
+            let Ok(()) = convert(&state.zero, |zero| {
+                // What has accrued since then may have been granted.
+                let now = if new.is_zero() { since } else { ticks::from_nanos(now()) };
+                let accrued = now.saturating_sub(since);
+                let stock = stock.min(self.saved.saturating_sub(accrued));
+                Ok::<_, Infallible>((zero.saturating_sub(stock), ()))
+            });
         }
         Ok(if kept { level } else { 0 })
     }
