@@ -107,10 +107,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// without a priority have priority 0. Waiters whose due time becomes later move back.
     ///
     /// While permits are kept, every call takes the queue's lock, because counting the remaining
-    /// permits and taking some are two steps. Late timers then lower the average rate if the burst
-    /// less the kept permits is worth less time than the lateness: permits that accrue while the
-    /// limiter is full are lost. A reservation that is not polled is charged when a call visits the
-    /// queue, which may be later than its due time; predicted waits behind it may be too short.
+    /// permits and taking some are two steps.
     ///
     /// # Examples
     ///

@@ -373,9 +373,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// runtime, a waker that is called.
     ///
     /// The panic is kept. The queue is served as far as possible, the gate word is stored and the
-    /// granted waiters are woken; then the panic resumes. After a panic of the policy while the
-    /// queue is served, no alarm is set: the next call that takes the lock sets it. After a panic
-    /// of the clock while an alarm is chosen, the alarms are lost: the waiting tasks set new ones.
+    /// granted waiters are woken; then the panic resumes. After a panic while the queue is served,
+    /// or while an alarm is chosen, the alarms are lost: the waiting tasks set new ones.
     ///
     /// A panic discards the result of `work`, so a decision that was taken out of the queue would
     /// be lost. Therefore decisions are taken in a section of their own ([`Line::collect`]), and
@@ -460,7 +459,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 .take()
                 .or_else(|| deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred))));
             self.publish(&line);
-            // The clock of a composite's member panicked.
+            // The policy panicked, or the clock of a composite's member.
             let Some(due) = due else { return line.lose_alarms(now, deferred) };
             if due.is_some_and(|due| due <= now) {
                 (line, now) = self.enter(self.yield_lock(line, deferred), deferred);

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{
-    AllOf, AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
-    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
+    AllOf, AnyPolicy, Clock, FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, Rate, RateLimiter,
+    Refusal, Request, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
 };
 use tokio_test::task::spawn;
 
@@ -198,4 +198,20 @@ fn a_late_timer_delays_no_waiter_behind() {
     assert!(first.poll().is_ready() && second.poll().is_pending());
     clock.advance(Duration::from_millis(999));
     assert!(matches!(second.poll(), Poll::Ready(Ok(_))));
+}
+
+/// Bug: while permits were kept, late timers lowered the average rate.
+#[test]
+fn late_timers_do_not_lower_the_rate_beside_a_kept_share() {
+    let ms = Duration::from_millis;
+    let (limiter, clock) = drained(TokenBucket::new(Rate::per_second(100), 2), 1);
+    for _ in 0..100 {
+        let mut reservation = limiter.reserve(1).expect("some day");
+        let timer = reservation.due_in() + ms(1);
+        assert!(spawn(&mut reservation).poll().is_pending());
+        clock.jump(timer);
+        assert!(spawn(&mut reservation).poll().is_ready());
+    }
+    // The first one waits for the kept permit as well.
+    assert_eq!(clock.now(), Nanos::new(1_011 * MS));
 }
