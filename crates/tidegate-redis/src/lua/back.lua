@@ -69,11 +69,11 @@ if ARGV[4] then
       if back.number > l.writes then
         local kind = l.kind
         if l.writes <= back.of then forget_refund(back) end
-        if back.lent > 0 then kind.pass_on(l, back.due, back.lent_at, back.lent) end
+        local room = back.lent > 0 and kind.pass_on(l, back.due, back.lent_at, back.lent) or nil
         if back.n < 0 then
           kind.lend(l, back.lent_at, -back.n, back.spare < 0)
         elseif back.n > 0 then
-          back.spare = kind.give(l, max(l.now, l.booked), back.n, back.due) or 0
+          back.spare = kind.give(l, max(l.now, l.booked), back.n, back.due, false, room) or 0
         end
         back.number = l.writes
       end

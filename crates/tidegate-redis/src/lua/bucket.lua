@@ -463,14 +463,15 @@ do
       end
     end
 
-    -- Gives permits back. Returns how many of them may be lent.
-    function bucket.give(l, at, n, due)
+    -- Gives permits back, at most as many units as there was room for when some of the same refund
+    -- were lent. Returns how many of them may be lent.
+    function bucket.give(l, at, n, due, _, most)
       -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
       local stays = stands(l, at)
       if not stays then spend(l) end
       local level = stays and l.level or level_at(l, at, MOST)
       local cap, peaks = l.terms[3], l.peaks
-      local room = cap - level
+      local room = min(cap - level, most or MOST)
       local i = 1
       while peaks[i] and peaks[i] <= due do i = i + 2 end
       if peaks[i] then room = min(room, cap - peaks[i + 1]) end
@@ -522,12 +523,12 @@ do
     -- refund is lost as far as it was above the cap, and the loan is not: later grants found less,
     -- until the level met the cap again. Where a grant is left behind the loan, the loan found no
     -- more than that grant. Where none is left, units that accrued since the loan make up for what
-    -- was lost.
+    -- was lost. Returns the room for the rest of the refund before the loan.
     function bucket.pass_on(l, due, at, n)
       local cap, units, peaks = l.terms[3], n * l.terms[2], l.peaks
-      local most, lost, met = nil, 0, false
+      local most, lost, met, room = nil, 0, false, MOST
       local function passes(level)
-        lost = max(lost, min(level, cap) + units - cap)
+        lost, room = max(lost, min(level, cap) + units - cap), min(room, cap - units - level)
         return min(level + units, cap + 1)
       end
       l.peaks = {}
@@ -560,6 +561,7 @@ do
         l.level, l.booked = level, from
         raise(l, -lost)
       end
+      return room
     end
   end
 

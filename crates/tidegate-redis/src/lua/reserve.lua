@@ -93,7 +93,8 @@ local function earliest(l, from)
   local at = max(from, l.at)
   local due = kind.due(l, at, n)
   if not due or due <= from then return due end
-  if kind.lendable and kind.lendable(l) >= n then return from end
+  local lent = kind.lendable and kind.lendable(l) or 0
+  if lent >= n or lent > 0 and lent + free_at(l, from) >= n then return from end
   if #places == 0 then return due end
   local lent_at = waits_for_loans and kind.lends_at and kind.lends_at(l, n)
   if lent_at then due = min(due, max(lent_at, from)) end
@@ -147,10 +148,10 @@ local function earliest_of_all()
 end
 
 -- Returns how many permits, out of those that were given back, a request gets now if it would
--- otherwise be behind the last booking: permits that may be lent, or permits of places.
+-- otherwise be behind the last booking: permits that may be lent, and permits of places.
 local function spare(l)
   if not has_back or l.held > l.now then return 0 end
-  return max(free_at(l, l.now), l.kind.lendable and l.kind.lendable(l) or 0)
+  return free_at(l, l.now) + (l.kind.lendable and l.kind.lendable(l) or 0)
 end
 
 -- Returns the reply: a decision (0 refused, 1 granted, 2 granted in shadow mode, 3 predicted, 4 not

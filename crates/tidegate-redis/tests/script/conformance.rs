@@ -71,8 +71,9 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
             };
             // A log in one process remembers fewer owed permits.
             let owes = operation == Operation::Debit && limit.terms.kind() == Kind::Log;
-            // Of a grant at this time.
-            let seen = if matches!(operation, Operation::Refund { .. }) { now } else { seen };
+            // Of a grant at this time, or of all grants up to this time.
+            let is_exact = matches!(operation, Operation::Refund { .. } | Operation::Reset);
+            let seen = if is_exact { now } else { seen };
             (operation, seen, if owes { 1 } else { n })
         })
         .collect()

@@ -611,3 +611,84 @@ fn bookings_are_undone_after_many_places_have_ended() {
         }
     }
 }
+
+/// One call that gives bookings of one permit back, and then decides a request for one that may
+/// wait. Returns its reply.
+fn next(store: &mut Store, now: u64, limit: &Limit, backs: &[&Reply]) -> Reply {
+    let back = |reply: &&Reply| (reply.due, reply.before.clone());
+    let backs: Vec<_> = backs.iter().map(back).collect();
+    let given_back: Vec<_> =
+        backs.iter().map(|(due, before)| GivenBack { due: *due, permits: &[1], before }).collect();
+    let wanted =
+        ReserveRequest { longest: Duration::MAX, mode: Mode::Normal, wants_state: true, costs: vec![(1, 1)] };
+    store.reserve(now, &[limit.part(0, &[])], &given_back, &[wanted]).remove(0)
+}
+
+const SECOND: u64 = 1_000_000;
+
+/// Bug: after a second reset, bookings had the numbers of bookings from between the resets, if waits
+/// from before both were still ahead. Then a wait from between them came back after the second one.
+#[test]
+fn no_wait_from_between_two_resets_comes_back() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["token_bucket 1/s burst 1", "smooth_bursty 1/s max_burst 0s", "sliding_log 1/s"] {
+        let limit = Limit { key: line.into(), ..Limit::new(line).without_longest() };
+        let mut at = |micros, backs: &[&Reply]| next(&mut store, START + micros, &limit, backs);
+        let _far: Vec<_> = (0..11).map(|_| at(0, &[])).collect();
+        store.call(Operation::Reset, START + 1, &[limit.part(0, &[])]);
+        let mut at = |micros, backs: &[&Reply]| next(&mut store, START + micros, &limit, backs);
+        assert_eq!(at(2, &[]).wait, Duration::ZERO, "{line}");
+        let dropped = at(2, &[]);
+        store.call(Operation::Reset, START + 3, &[limit.part(0, &[])]);
+        let mut at = |micros, backs: &[&Reply]| next(&mut store, START + micros, &limit, backs);
+        let waits = [at(4, &[]), at(4, &[]), at(4, &[]), at(5, &[&dropped])].map(|reply| due(&reply));
+        for pair in waits.windows(2) {
+            assert!(pair[1] >= pair[0] + SECOND - 10, "{line}: {waits:?}");
+        }
+    }
+}
+
+/// Bug: a refund of which a part was lent, and which was applied again when the waits behind it were
+/// dropped, gave back more than the bucket had room for.
+#[test]
+fn a_refund_that_is_applied_again_fills_no_bucket_beyond_its_burst() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["token_bucket 1/s burst 2", "leaky_bucket 1/s nodelay 1"] {
+        let limit = Limit { key: line.into(), ..Limit::new(line).without_longest() };
+        for at in [0, 0, 1_600_000] {
+            assert_eq!(next(&mut store, START + at, &limit, &[]).wait, Duration::ZERO, "{line}");
+        }
+        let now = START + 1_900_000;
+        let waits: Vec<_> = (0..3).map(|_| next(&mut store, now, &limit, &[])).collect();
+        store.call(Operation::Refund { due: -1 }, now, &[limit.part(2, &[])]);
+        let granted = [
+            next(&mut store, now, &limit, &[&waits[2], &waits[0]]),
+            next(&mut store, now, &limit, &[&waits[1]]),
+            next(&mut store, now, &limit, &[]),
+        ];
+        let waits = granted.map(|reply| reply.wait);
+        assert_eq!(waits, [Duration::ZERO, Duration::ZERO, Duration::from_secs(1)], "{line}");
+    }
+}
+
+/// Bug: free permits of this step, and those that could be lent, were not added up, except for a
+/// request that did not wait: `acquire` waited for seconds where `try_acquire` passed.
+#[test]
+fn a_request_that_may_wait_gets_what_one_that_may_not_gets() {
+    let Some(mut store) = Store::new() else { return };
+    for n in 3..7 {
+        let granted = [Duration::ZERO, Duration::MAX].map(|longest| {
+            let key = format!("{n} {longest:?}");
+            let limit =
+                Limit { key, ..Limit::new("token_bucket 1/s burst 10 interval_refill").without_longest() };
+            let mut call = |operation, at, n| store.call(operation, START + at, &[limit.part(n, &[])]);
+            let (first, second) = (call(ANY_WAIT, 500_000, 3), call(ANY_WAIT, 1_500_000, 8));
+            call(ANY_WAIT, 1_500_000, 5);
+            call(Operation::Refund { due: first.due }, 1_600_000, 3);
+            call(Operation::Refund { due: second.due }, 1_600_000, 3);
+            let reply = call(Operation::Reserve { longest, shadow: false }, 1_600_000, n);
+            reply.answer == Answer::Done && reply.wait == Duration::ZERO
+        });
+        assert_eq!(granted, [n <= 5; 2], "{n}");
+    }
+}
