@@ -539,6 +539,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// The limiter takes back as many permits as it has room for: it never holds more than when it
     /// is full. It does not know which caller got a permit, so give back only permits that you got.
     ///
+    /// A [`SlidingWindow`](crate::SlidingWindow) gives back its oldest permits, and a
+    /// [`SlidingEstimate`](crate::SlidingEstimate) those of the present window. If these are the
+    /// permits of a reservation that is [settled](Reservation::settle) for less afterwards, the
+    /// settlement gives back nothing, and the other permits come back when they leave the window.
+    ///
     /// # Examples
     ///
     /// ```
