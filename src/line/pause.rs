@@ -22,11 +22,12 @@
 //! nothing left to do. At the end of the pause the stored permits are spent, as of `opens`, however
 //! late the lock holder comes.
 //!
-//! A window counts in real time, and cannot stand still. A `resume` takes the permits that came
-//! back to the window during the pause. At the end of the pause a [`Pace`] begins: the limiter
-//! behaves as if it were, besides the window, an empty bucket with its rate and its limit. Both
-//! bounds hold until that bucket would be full. At that time the window holds no permit that is
-//! older than the pause. A change of the terms keeps the permits of that bucket.
+//! A window counts in real time, and cannot stand still. So the pause has a [`Stock`] of the permits
+//! that the window had, and a `resume` takes those that came back meanwhile. At the end of the pause
+//! a [`Pace`] begins: the limiter behaves as if it were, besides the window, an empty bucket with
+//! its rate and its limit. Both bounds hold until that bucket would be full. At that time the window
+//! holds no permit that is older than the pause. A change of the terms keeps the permits of the
+//! stock and of that bucket, and a reset ends both.
 //!
 //! **Each part** of a policy is paused by itself. So in a [`Both`](crate::policy::Both) of a bucket
 //! and a window, the bucket stands still and the window has a pace.
