@@ -535,14 +535,18 @@ fn suggested_rate(text: &str) -> Option<String> {
         let permits = ["rps", "qps", "tps", "ps", "hz"].iter().find_map(|unit| text.strip_suffix(unit))?;
         Some((permits, "s"))
     })?;
-    // "10 requests per second".
+    // "10 requests per second". Other words, and commas that do not group by three digits, make
+    // another number.
     let mut words = permits.split_whitespace();
-    let (permits, counted) = (words.next()?, words.next().unwrap_or_default());
-    // "10 million per second" is another number, and so is "1,5".
-    let multiplies = ["k", "m", "g", "b", "hundred", "thousand", "million", "billion"]
-        .contains(&counted.trim_end_matches('s'));
-    let groups = permits.split(',').skip(1).map(|group| group.split('.').next().unwrap_or_default());
-    if multiplies || groups.into_iter().any(|group| group.len() != 3) {
+    let permits = words.next()?;
+    let things =
+        ["request", "req", "call", "permit", "message", "operation", "op", "query", "queries", "token"];
+    let mut groups = permits.split(',');
+    let is_whole = |digits: &str| digits.chars().all(|digit| digit.is_ascii_digit() || digit == '_');
+    let (first, is_grouped) = (groups.next()?, permits.contains(','));
+    let are_groups = first.len() <= 3 && is_whole(first) && !first.starts_with('0');
+    let are_groups = are_groups && groups.all(|group| group.len() == 3 && is_whole(group));
+    if !words.all(|word| things.contains(&word.trim_end_matches('s'))) || is_grouped && !are_groups {
         return None;
     }
     let permits = permits.replace(['_', ','], "");
@@ -698,7 +702,18 @@ mod tests {
             assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");
         }
         // A wrong suggestion is worse than none.
-        let numbers = ["5 k/s", "10 million per second", "1,5/s", "1,00,000/s", "2 thousand/s"];
+        let numbers = [
+            "5 k/s",
+            "10 million per second",
+            "1,5/s",
+            "1,00,000/s",
+            "2 thousand/s",
+            "10 000/s",
+            "10 MB/s",
+            "0,125/s",
+            "1.234,567/s",
+            "12345,678/s",
+        ];
         let others =
             ["", "/", "5/week", "x/s", "1/99999999999999999999s", "0 per second", "per second", "k/s"];
         for text in numbers.into_iter().chain(others) {

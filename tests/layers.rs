@@ -26,7 +26,7 @@ const TIDEGATE_REDIS: Layers = &[
     &["error", "jitter", "lock", "counted", "guarded", "block_on", "methods"],
     &["terms", "breaker", "queue", "observe", "pending"],
     &["key", "script"],
-    &["clients", "known_pause", "late", "share", "model"],
+    &["clients", "held", "known_pause", "late", "share", "model"],
     &["connection"],
     &["store"],
     &["set", "counting"],

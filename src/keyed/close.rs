@@ -5,7 +5,8 @@
 //! the lock of each shard, forgets its known keys and collects its key limiters. So a key that was
 //! counted before the flag was set is forgotten with the others, and no key gets a key limiter
 //! afterwards. The key limiters are closed without a lock of a shard, because closing wakes tasks.
-//! A key limiter is forgotten as soon as only the table holds it.
+//! A key limiter is forgotten when a call finds that only the table holds it; after a handle or a
+//! reservation is dropped, a `sweep` does.
 //!
 //! A request that overlaps with this call may be granted, as if it had come first.
 

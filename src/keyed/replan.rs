@@ -130,7 +130,8 @@ impl<P: Policy + Clone> Planned<P> {
         // The policy cannot become the other policy: the key starts over, with no more permits than
         // it has.
         let state = policy.restart(at);
-        if !old.is_fresh(&self.state, at) {
+        // The key of a policy without permits is fresh, and has none.
+        if !old.is_fresh(&self.state, at) || old.status(&self.state, at).limit == 0 {
             let mut had = Vec::with_capacity(P::PARTS);
             old.each_part(&self.state, None, &mut |part| had.push(part.status(at).available));
             let mut had = had.into_iter();

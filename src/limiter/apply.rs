@@ -76,8 +76,8 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            let (at, begins_anew) = (visit.now, keep == Keep::Nothing);
-            let changed = Changed { only: None, drift: Drift::Own, begins_anew };
+            let at = visit.now;
+            let changed = Changed { only: None, drift: Drift::Own, keep: Some(keep) };
             self.shared.change_terms(line, visit, changed, |Single { policy, state }, now| {
                 policy.make_step(state, at, now, step, keep)
             })

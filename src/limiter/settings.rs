@@ -107,7 +107,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// without a priority have priority 0. Waiters whose due time becomes later move back.
     ///
     /// While permits are kept, every call takes the queue's lock, because counting the remaining
-    /// permits and taking some are two steps.
+    /// permits and taking some are two steps. In an [`AllOf`](crate::AllOf), late timers then lower
+    /// the average rate if the burst less the kept permits is worth less time than the lateness.
     ///
     /// # Examples
     ///

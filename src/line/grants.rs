@@ -185,6 +185,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // The full level is that of the terms before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let before = self.restraints(rule);
+        self.take_withheld(rule);
         let level = change()?;
         self.settings.drift = self.settings.drift.max(changed.drift);
         self.undo_log.changed(changed.only, &full, |part| rule.level_unit(part), level);
@@ -208,19 +209,28 @@ pub(crate) struct Changed {
     pub(crate) only: Option<usize>,
     /// How far the policy has drifted by this change, at least.
     pub(crate) drift: Drift,
-    /// Whether the state is reset.
-    pub(crate) begins_anew: bool,
+    /// What it keeps; `None` means what the policy keeps by default.
+    pub(crate) keep: Option<Keep>,
 }
 
 impl Changed {
     pub(crate) fn by(change: &Change, drift: Drift) -> Changed {
-        let begins_anew = change.keep == Some(Keep::Nothing);
-        Changed { only: change.only_part(), drift, begins_anew }
+        Changed { only: change.only_part(), drift, keep: change.keep }
     }
 
     /// Returns whether this part is reset.
     pub(super) fn resets(self, part: usize) -> bool {
-        self.begins_anew && self.only.is_none_or(|only| only == part)
+        self.keep == Some(Keep::Nothing) && self.concerns(part)
+    }
+
+    /// Returns whether as many permits of this part, if it is a window, stay used: by default they
+    /// do.
+    pub(super) fn keeps_count(self, part: usize) -> bool {
+        self.keep.unwrap_or(Keep::Count) == Keep::Count || !self.concerns(part)
+    }
+
+    fn concerns(self, part: usize) -> bool {
+        self.only.is_none_or(|only| only == part)
     }
 }
 

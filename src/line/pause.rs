@@ -94,8 +94,8 @@ pub(crate) struct Pace {
 pub(super) struct Restraints {
     /// The interval between two permits of each pace, and how many permits it allows.
     paces: Vec<(Interval, u64)>,
-    /// How many permits the part of each stock has.
-    stocks: Vec<u64>,
+    /// The limit of the part of each stock.
+    limits: Vec<u64>,
 }
 
 impl PauseState {
@@ -257,11 +257,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let paused = self.is_paused();
         self.settings.opens = self.settings.opens.min(self.latest);
         self.memo.set(None);
-        if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_permits) {
-            for Stock { part, permits } in pause.stocks {
-                rule.of_part(None, part, |part| part.keep_at_most(self.latest, unsigned(permits)));
-            }
-        }
+        self.take_withheld(rule);
+        self.settings.pause = None;
         paused
     }
 
@@ -355,31 +352,37 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let stocks = self.settings.pause.iter().flat_map(|pause| &pause.stocks);
         Restraints {
             paces: self.settings.paces.iter().map(terms).collect(),
-            stocks: stocks.map(|stock| available(rule, stock.part, self.latest)).collect(),
+            limits: stocks.map(|stock| limit(rule, stock.part, self.latest)).collect(),
         }
     }
 
-    /// Converts the stocks of a pause after a change of the terms. A window has as many permits more
-    /// or fewer at the end of the pause as it has now. A part that has become a window keeps the
-    /// permits that it has, and a part that has become one that can stand still has no more than
-    /// its stock.
+    /// Takes from each window the permits that came back during a pause, unless the pause keeps
+    /// them.
+    pub(super) fn take_withheld(&self, rule: &R) {
+        let pause = self.settings.pause.as_ref().filter(|pause| !pause.keeps_permits);
+        for Stock { part, permits } in pause.into_iter().flat_map(|pause| &pause.stocks) {
+            rule.of_part(None, *part, |part| part.keep_at_most(self.latest, unsigned(*permits)));
+        }
+    }
+
+    /// Converts the stocks of a pause after a change of the terms, before which the windows had no
+    /// more than their stocks. If the used permits of a window stay as many, so do those of its
+    /// stock, which may be negative. Otherwise the stock is what the window has now. A part that has
+    /// become one that can stand still needs no stock.
     pub(super) fn convert_stocks(&mut self, rule: &R, before: &Restraints, changed: Changed) {
         let (now, Some(pause)) = (self.latest, &mut self.settings.pause) else { return };
-        let mut stocks = Vec::with_capacity(pause.stocks.len());
-        for (part, now_has) in (0..R::PARTS).map(|part| (part, available(rule, part, now))) {
-            let old = pause.stocks.iter().zip(&before.stocks).find(|(stock, _)| stock.part == part);
-            let old = old.filter(|_| !changed.resets(part)).map(|(stock, had)| (stock.permits, signed(*had)));
-            let permits = match old {
-                None => signed(now_has),
-                Some((permits, had)) => permits.saturating_add(signed(now_has).saturating_sub(had)),
+        let old = std::mem::take(&mut pause.stocks);
+        let stock = |part| {
+            let before = old.iter().zip(&before.limits).find(|(stock, _)| stock.part == part);
+            let permits = match before {
+                Some((stock, before)) if changed.keeps_count(part) => stock
+                    .permits
+                    .saturating_add(signed(limit(rule, part, now)).saturating_sub(signed(*before))),
+                _ => signed(available(rule, part, now)),
             };
-            if !rule.stands_still(part) {
-                stocks.push(Stock { part, permits });
-            } else if let Some((permits, _)) = old {
-                rule.of_part(None, part, |part| part.keep_at_most(now, unsigned(permits)));
-            }
-        }
-        pause.stocks = stocks;
+            Stock { part, permits }
+        };
+        pause.stocks = (0..R::PARTS).filter(|part| !rule.stands_still(*part)).map(stock).collect();
     }
 
     /// Returns the most permits that a window has at the end of a pause.
@@ -474,6 +477,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
 /// Returns the permits that are available in a part.
 fn available<R: Rule>(rule: &R, part: usize, now: Nanos) -> u64 {
     rule.of_part(None, part, |part| part.status(now).available)
+}
+
+fn limit<R: Rule>(rule: &R, part: usize, now: Nanos) -> u64 {
+    rule.of_part(None, part, |part| part.status(now).limit)
 }
 
 fn signed(permits: u64) -> i64 {

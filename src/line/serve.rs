@@ -172,7 +172,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // request has intervened, or the policy contradicts itself: the queue is served again,
             // but later, so that it does not spin.
             Err(Refusal::Limited { .. }) => {
-                match self.due(rule, now, position, &R::Ahead::default(), ask) <= due {
+                match self.due(rule, now, position, &R::Ahead::default(), ask) <= now {
                     true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
                     false => Head::Continue,
                 }

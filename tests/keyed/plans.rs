@@ -437,3 +437,20 @@ proptest! {
         }
     }
 }
+
+/// Bug: a key that was denied by a plan had a full burst when it got its former plan again.
+#[test]
+fn a_key_that_was_denied_for_a_while_has_no_more_permits() -> Result<(), Box<dyn std::error::Error>> {
+    let lines: [AnyPolicy; 2] = ["token_bucket 100/h burst 100".parse()?, "deny_all".parse()?];
+    let plan = Arc::new(AtomicUsize::new(0));
+    let current = plan.clone();
+    let keys = KeyedRateLimiter::<u64, _, _>::with_clock(lines[0].clone(), 10, ManualClock::new())
+        .with_plans(move |_| Some(Plan::new(lines[current.load(Ordering::Relaxed)].clone())));
+    keys.try_acquire_many(&7, 100)?;
+    for number in [1, 0] {
+        plan.store(number, Ordering::Relaxed);
+        keys.replan();
+    }
+    assert!(keys.try_acquire(&7).is_err());
+    Ok(())
+}

@@ -841,3 +841,40 @@ fn permits_that_a_pause_withholds_are_not_taken() {
     clock.advance(6 * SECOND);
     assert!(limiter.try_acquire().is_ok());
 }
+
+/// Bug: a change in a pause made permits available, or lost some.
+#[test]
+fn a_change_in_a_pause_makes_no_permit_available() {
+    let policy = |line: &str| line.parse().expect("a policy");
+    for (from, taken, to, available) in [
+        ("fixed_window 10/s", 10, "token_bucket 1/h burst 100", 0),
+        ("fixed_window 10/s", 5, "token_bucket 1/h burst 100", 50),
+        ("fixed_window 10/s", 10, "sliding_log 100/s", 0),
+        ("fixed_window 100/s", 50, "sliding_log 10/s", 5),
+    ] {
+        let (limiter, clock) = any(from);
+        limiter.try_acquire_many(taken).expect("permits");
+        limiter.pause_for(100 * SECOND);
+        clock.advance(2 * SECOND);
+        limiter.apply(&policy(to), Keep::Ratio).expect("a change");
+        limiter.resume();
+        assert_eq!(limiter.status().available, available, "{from} to {to}");
+    }
+    // Lowered and raised, and with a debit.
+    let (limiter, clock) = any("sliding_log 20/s");
+    limiter.try_acquire_many(13).expect("permits");
+    limiter.pause_for(100 * SECOND);
+    limiter.set_rate(Rate::per_second(5));
+    clock.advance(2 * SECOND);
+    limiter.set_rate(Rate::per_second(20));
+    limiter.resume();
+    assert_eq!(limiter.status().available, 7);
+    // A pause that keeps the permits.
+    let (limiter, clock) = any("fixed_window 10/s");
+    limiter.try_acquire_many(10).expect("permits");
+    limiter.pause(Pause::lasting(100 * SECOND).keep_permits());
+    clock.advance(20 * SECOND);
+    limiter.apply(&policy("token_bucket 1/h burst 10"), Keep::Count).expect("a change");
+    limiter.resume();
+    assert_eq!(limiter.status().available, 10);
+}

@@ -215,3 +215,20 @@ fn late_timers_do_not_lower_the_rate_beside_a_kept_share() {
     // The first one waits for the kept permit as well.
     assert_eq!(clock.now(), Nanos::new(1_011 * MS));
 }
+
+/// Bug: a request that came after a late timer was charged as of now, and the permits that accrued
+/// meanwhile were lost.
+#[test]
+fn one_task_with_late_timers_uses_the_rate_beside_a_kept_share() {
+    let (limiter, clock) = drained(TokenBucket::new(Rate::per_second(10_000), 2), 1);
+    let mut granted = 0;
+    while clock.now() < Nanos::new(1_000 * MS) {
+        let mut wait = spawn(limiter.acquire());
+        if wait.poll().is_pending() {
+            clock.jump(Duration::from_micros(1_100));
+            assert!(wait.poll().is_ready());
+        }
+        granted += 1;
+    }
+    assert!(granted > 9_900, "{granted}");
+}

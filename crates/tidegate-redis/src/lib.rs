@@ -9,6 +9,7 @@ mod counted;
 mod counting;
 mod error;
 mod guarded;
+mod held;
 mod jitter;
 mod key;
 mod known_pause;

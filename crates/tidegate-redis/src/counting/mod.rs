@@ -1,7 +1,6 @@
 //! [`StoreCountingLimit`]: permits in use over all processes.
 
 pub(crate) mod call;
-pub(crate) mod in_process;
 mod line;
 mod wait;
 

@@ -28,8 +28,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::block_on::{Blocks, block_on, is_within};
-use crate::counting::in_process::HeldByKey;
 use crate::error::StoreError;
+use crate::held::HeldByKey;
 use crate::known_pause::{KnownPauses, PauseOfKeys};
 use crate::lock::lock;
 use crate::pending::PendingMessage;

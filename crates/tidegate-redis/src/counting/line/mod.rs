@@ -20,8 +20,8 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::counting::call::{Call, CallReport, Operation};
-use crate::counting::in_process::HeldOfKey;
 use crate::counting::line::serve::Serving;
+use crate::held::HeldOfKey;
 use crate::known_pause::PauseOfKeys;
 use crate::lock::lock;
 use crate::observe::Observers;
