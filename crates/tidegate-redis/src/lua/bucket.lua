@@ -493,6 +493,11 @@ do
     -- have passed if the grant is applied again. The grants ahead find less then, unless the level
     -- meets the cap before, or met it when the grant was made first. Returns whether they do.
     function bucket.lend(l, at, n, met)
+      if at > l.now and at > l.booked then
+        -- Another limit set its instant, and no booking is left behind it.
+        l.kind.take(l, at, n)
+        return true
+      end
       local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
       if l.booked <= l.now then
         spend(l)

@@ -97,11 +97,10 @@ elseif operation == 'resume' then
 elseif operation == 'reset' then
   for _, l in ipairs(limits) do
     if l.value then
-      local booked = l.kind.last and l.kind.last(l) or l.booked
       -- Bookings from before an earlier reset may be due later.
-      local last = max(now, l.reset or 0, booked)
-      -- Waits from after it have numbers from that time on.
-      if l.reset and booked > now then last = max(last, 8 * (max(l.writes, l.predicted or 0) + 1)) end
+      local last = max(now, l.reset or 0, l.kind.last and l.kind.last(l) or l.booked)
+      -- Waits from after it have numbers from that time on. They may be given back late.
+      if l.reset and last > now then last = max(last, 8 * (max(l.writes, l.predicted or 0) + 1)) end
       read(l, nil)
       -- Its key is kept for no request that was refused before.
       l.value = nil

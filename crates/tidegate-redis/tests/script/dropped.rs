@@ -648,6 +648,85 @@ fn no_wait_from_between_two_resets_comes_back() {
     }
 }
 
+/// Bug: the same, if no wait from between the two resets was ahead any more, and one was given back
+/// late.
+#[test]
+fn no_wait_from_between_two_resets_comes_back_late() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["fixed_window 3/s", "sliding_window 3/s cells 2", "token_bucket 3/s burst 3"] {
+        let limit = Limit { key: line.into(), ..Limit::new(line).without_longest() };
+        let mut at = |micros, backs: &[&Reply]| next(&mut store, START + micros, &limit, backs);
+        let _far: Vec<_> = (0..13).map(|_| at(0, &[])).collect();
+        store.call(Operation::Reset, START + 1, &[limit.part(0, &[])]);
+        let all = store.call(ANY_WAIT, START + 2, &[limit.part(3, &[])]);
+        assert_eq!(all.wait, Duration::ZERO, "{line}");
+        let dropped = next(&mut store, START + 2, &limit, &[]);
+        store.call(Operation::Reset, START + 1_200_000, &[limit.part(0, &[])]);
+        let mut at = |micros, backs: &[&Reply]| next(&mut store, START + micros, &limit, backs);
+        let mut waits: Vec<_> = (0..3).map(|i| at(1_200_000 + i, &[]).wait).collect();
+        assert_eq!(waits, [Duration::ZERO; 3], "{line}");
+        waits.push(at(1_200_010, &[&dropped]).wait);
+        assert!(waits[3] > Duration::from_millis(200), "{line}: {waits:?}");
+    }
+}
+
+/// Bug: a loan whose instant was ahead, because another limit of its set determined it, was debited
+/// at once when the bookings behind it were dropped. The bucket kept what overflows until then.
+#[test]
+fn a_loan_ahead_is_debited_at_its_instant() {
+    /// When the call is made, in microseconds; the requests that are dropped then, by the order in
+    /// which all of them came; and the permits of the requests that follow.
+    type Call = (u64, &'static [usize], &'static [[u64; 3]]);
+    const BEGIN: u64 = 1_764_562_009_400_469;
+    const CALLS: [Call; 15] = [
+        (0, &[], &[[0, 3, 0]]),
+        (633_586, &[], &[[0, 1, 0]]),
+        (2_410_186, &[], &[[0, 3, 0]]),
+        (4_266_176, &[], &[[0, 1, 0]]),
+        (4_274_895, &[], &[[0, 3, 0], [1, 2, 0]]),
+        (5_802_360, &[5], &[[2, 2, 0]]),
+        (6_026_059, &[], &[[0, 3, 1]]),
+        (6_026_060, &[], &[[0, 1, 1]]),
+        (6_685_817, &[6], &[]),
+        (7_368_855, &[7], &[]),
+        (8_276_873, &[], &[[0, 0, 1], [0, 1, 0]]),
+        (8_773_308, &[8], &[]),
+        (9_735_030, &[], &[[0, 1, 1]]),
+        (10_372_770, &[9], &[[0, 1, 1]]),
+        (10_372_770, &[11], &[]),
+    ];
+    let Some(mut store) = Store::new() else { return };
+    for second in ["leaky_bucket 1/s nodelay 4", "token_bucket 1/s burst 5"] {
+        let lines =
+            ["token_bucket 3/s burst 10", second, "token_bucket 1/777777us burst 1 at_wall_clock 3us"];
+        let limit =
+            |line: &str| Limit { key: format!("{second} {line}"), ..Limit::new(line).without_longest() };
+        let limits = lines.map(limit);
+        let parts = limits.each_ref().map(|limit| limit.part(0, &[]));
+        let mut replies: Vec<Option<Reply>> = Vec::new();
+        let last: Call = (12_389_165, &[], &[[0, 2, 0], [0, 3, 0]]);
+        for (micros, dropped, requests) in CALLS.into_iter().chain([last]) {
+            if micros == 5_802_360 {
+                let pause = Operation::Pause { span: Duration::from_micros(235_533), keep_permits: true };
+                store.call(pause, BEGIN + 4_503_294, &parts);
+            }
+            let dropped: Vec<_> = dropped.iter().map(|i| replies[*i].take().expect("a wait")).collect();
+            let dropped: Vec<_> = dropped.iter().map(Reply::given_back).collect();
+            let wanted = requests.iter().map(|costs| ReserveRequest {
+                longest: Duration::MAX,
+                mode: Mode::Normal,
+                wants_state: true,
+                costs: costs.map(|n| (n, n)).into(),
+            });
+            let wanted: Vec<_> = wanted.collect();
+            replies.extend(store.reserve(BEGIN + micros, &parts, &dropped, &wanted).into_iter().map(Some));
+        }
+        let granted = replies.iter().flatten().filter(|reply| reply.answer == Answer::Done);
+        let grants: Vec<_> = granted.map(|reply| Net { at: due(reply), n: reply.permits[1] }).collect();
+        assert_eq!(is_within(&limits[1], &grants), Ok(()), "{second}");
+    }
+}
+
 /// Bug: a refund of which a part was lent, and which was applied again when the waits behind it were
 /// dropped, gave back more than the bucket had room for.
 #[test]
