@@ -75,9 +75,9 @@ impl Call {
         self.obey.obey(&mut self.ticket, status, headers, Some(body))
     }
 
-    /// Obeys limits that were read elsewhere, for example from a body. The call
-    /// counts as a success, unless these limits are those of a refusal, or the response that was
-    /// obeyed before is no success.
+    /// Obeys limits that were read elsewhere, for example from a body. The call counts as a success,
+    /// unless these limits are those of a refusal, or the response that was obeyed before is no
+    /// success.
     pub fn obey_limits(&mut self, limits: ResponseLimits) -> Obeyed {
         self.obey.obey_limits(&mut self.ticket, limits)
     }

@@ -91,10 +91,10 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 ///
 /// Permits that are out stay out. A process decides by its [`WhileAway`](crate::WhileAway); for its
 /// share it counts all permits that it holds, by all limits that it built over this store for this
-/// tag. A request that is larger than the share is refused as
-/// [`Refusal::Unavailable`]. In a pause that this process knows of, it grants nothing. When the
-/// store is back, even without its state, each process reports the permits that it holds. No permit
-/// is granted until fewer permits than the limit are in use.
+/// tag. A request that is larger than the share is refused as [`Refusal::Unavailable`]. In a pause
+/// that this process knows of, it grants nothing. When the store is back, even without its state,
+/// each process reports the permits that it holds. No permit is granted until fewer permits than the
+/// limit are in use.
 ///
 /// # Examples
 ///
