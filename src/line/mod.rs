@@ -464,7 +464,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         self.leave_alarm(woken_by, visit.deferred);
         if was_last {
-            // Last, because the rule of a composite calls its members, whose policies may panic.
+            // This comes last, because the rule of a composite calls its members. Their policies may
+            // panic.
             visit.deferred.run_with(|deferred| rule.priority_emptied(priority, deferred));
         }
     }

@@ -107,7 +107,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let ask = first.ask.clone();
         let &Entry { position, woken_by, since, deadline, priority, .. } = first;
         let unattended = matches!(woken_by, WokenBy::Nothing);
-        let begins = since.max(self.charged).max(self.checked).max(self.settings.opens_for(now));
+        let begins = since.max(self.last_check(now));
         // A window policy returns the time it is asked for as the due time if that due time has
         // passed, and so may any policy while permits are kept. But nothing wakes a reservation
         // that no task awaits, so it may have been due long ago, and a timer may be late. So the
@@ -188,6 +188,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
             }
             Err(refusal) => self.refuse_head(visit, refusal),
         }
+    }
+
+    /// Returns the last time at which the queue granted permits or had none, or its pause ended.
+    pub(super) fn last_check(&self, now: Nanos) -> Nanos {
+        self.charged.max(self.checked).max(self.settings.opens_for(now)).min(now)
     }
 
     /// Ends the wait of the head without a grant.

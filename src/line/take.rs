@@ -122,10 +122,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 return Err(limited(due, now));
             }
         }
-        // As of the last check, like the head of the queue: `Line::serve_head`.
-        let checked = self.charged.max(self.checked).max(self.settings.opens_for(now)).min(now);
+        // The policy is asked like for the head of the queue: `Line::serve_head`.
         let asks_past = visit.rule.catches_up() && self.settings.kept_from(priority) > 0;
-        let as_of = if asks_past { checked } else { now };
+        let as_of = if asks_past { self.last_check(now) } else { now };
         let due = || self.due(visit.rule, as_of, end_of(priority), &R::Ahead::default(), ask);
         let at = visit.made_at(due);
         let at = if at < now { due().max(at).min(now) } else { now };

@@ -176,8 +176,8 @@ fn back_off_doubles_up_to_the_cap_and_ends_with_the_first_success() {
     assert_eq!(world.respond(429, &[]).paused_for, Some(secs(1)));
 }
 
-/// Bug: limits that were read from the body of an error counted as a success, and so did those in
-/// the messages of a gRPC call whose status had not come.
+/// Bug: limits that were read from the body of an error made the call a success. So did limits in the
+/// messages of a gRPC call before its status came.
 #[test]
 fn limits_in_a_body_make_no_success_of_a_call_that_has_none() {
     for (status, pairs) in [(500, &[][..]), (200, &[("content-type", "application/grpc")])] {
@@ -1361,7 +1361,7 @@ fn a_global_refusal_pauses_all_scopes_and_later_ones() {
     }
 }
 
-/// Bug: a global refusal whose limits were read elsewhere paused its own scope only.
+/// Bug: a global refusal that a program read from a body paused only the scope of its call.
 #[test]
 fn a_global_refusal_that_was_read_from_a_body_pauses_all_scopes() {
     let hosts = scopes(&ManualClock::new(), 100);

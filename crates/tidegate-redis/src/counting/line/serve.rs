@@ -291,7 +291,7 @@ impl Shared {
         }
     }
 
-    /// Grants a request whose permits the store granted.
+    /// Grants a request for which the store granted permits.
     fn grant_of_store(
         self: &Arc<Shared>,
         line: &mut Line,
@@ -305,7 +305,7 @@ impl Shared {
         }
     }
 
-    /// Grants a request whose permits this process counts already.
+    /// Grants a request. This process counts its permits already.
     fn grant(
         self: &Arc<Shared>,
         line: &mut Line,
