@@ -85,8 +85,8 @@ impl Line {
         // Before the queue is held: it continues with the next recovery.
         let mut back = self.set.store.watch_recovery();
         let is_late = matches!(replies, Err(Away::Late));
-        if let Err(away) = replies
-            && !is_late
+        let failed = replies.as_ref().err().copied().filter(|_| !is_late);
+        if let Some(away) = failed
             && !given_back.is_empty()
         {
             self.set.store.note_lost(given_back.len(), away);
@@ -99,13 +99,13 @@ impl Line {
             replies.as_ref().ok().and_then(|replies| replies.iter().filter_map(known_pause).max());
         let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
         let timeout = self.set.store.timeout();
-        let needs_timer = self.visit(|state, deferred, now| {
+        let (needs_timer, message) = self.visit(|state, deferred, now| {
             state.calls -= 1;
             let took = replies.as_ref().ok().map(|_| now.saturating_since(sent_at).as_duration());
             state.took(took, timeout);
             state.behind -= behind;
             state.untimed -= usize::from(is_untimed);
-            match replies {
+            let needs_timer = match replies {
                 Ok(replies) => {
                     state.in_line.answered(state.next);
                     for (number, reply) in numbers.iter().zip(replies) {
@@ -117,8 +117,13 @@ impl Line {
                     given_back.into_iter().filter(|_| is_late).for_each(|booking| state.give_back(booking));
                     state.failed(deferred, &numbers, undecided, (rest, timeout), now)
                 }
-            }
+            };
+            (needs_timer, state.message.clone())
         });
+        // A flush waits for what this queue has yet to give back, and not for ever. No lock is held.
+        if let (Some(message), Some(away)) = (message, failed) {
+            message.failed(self.set.store.error_of(away));
+        }
         if let Some(rest) = paused_for {
             self.set.known_pause.reported(pauses, rest);
         }

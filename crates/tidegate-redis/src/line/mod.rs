@@ -154,7 +154,7 @@ struct State {
     /// The permits of grants that no task took: when they were due, and their costs.
     to_refund: Vec<(i64, Costs)>,
     /// Set while bookings or permits have yet to leave for the store: a flush waits for them.
-    message: Option<PendingMessage>,
+    message: Option<Arc<PendingMessage>>,
     /// How many calls are in flight.
     calls: usize,
     /// How many of these calls have no deadline, have a deadline later than the timeout, or may

@@ -1,5 +1,6 @@
 //! What happens to the requests in the queue, as plain data.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
@@ -216,11 +217,11 @@ impl State {
 
     /// Notes for a flush whether bookings or permits have yet to leave. Returns a message that has
     /// ended, to be dropped without the lock.
-    pub(super) fn note_pending(&mut self, store: &Store) -> Option<PendingMessage> {
+    pub(super) fn note_pending(&mut self, store: &Store) -> Option<Arc<PendingMessage>> {
         if self.to_give_back.is_empty() && self.to_refund.is_empty() {
             return self.message.take();
         }
-        self.message.get_or_insert_with(|| store.begin_message());
+        self.message.get_or_insert_with(|| Arc::new(store.begin_message()));
         None
     }
 

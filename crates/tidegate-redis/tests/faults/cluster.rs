@@ -340,3 +340,30 @@ async fn a_primary_falls_silent_and_its_replica_takes_over() {
     // The server that is asked first may learn late of the successor.
     assert!(made() - before <= 4, "{} calls failed", made() - before);
 }
+
+/// Bug: a limiter whose server was away kept the bookings of dropped waits, and a flush waited for
+/// them for as long as other servers replied.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_ends_although_one_server_of_a_cluster_is_silent() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let builder = Store::builder(cluster.url()).timeout(Duration::from_millis(500));
+    let store = builder.while_away(WhileAway::Wait).open().unwrap();
+    let is_first = |tag: &String| cluster.slot(tag) <= 5460;
+    let (first, second): (Vec<_>, Vec<_>) = tags().into_iter().partition(is_first);
+    let hour = store.limiter(&first[0]).limit("calls", "token_bucket 1/h burst 1").build().unwrap();
+    let hour = AnyLimiter::from(hour);
+    drop(hour.acquire().await.unwrap());
+    let booked = tokio::spawn(hour.acquire());
+    wait_until("the wait is booked", || store.counts().answered >= 2);
+    cluster.servers[0].signal("STOP");
+    let held = tokio::spawn(hour.acquire());
+    let load = Load::start([limiter(&store, &second[0])]);
+    wait_until("the server is away", || store.counts().unknown > 0);
+    booked.abort();
+    load.granted(10).await;
+    let flushed = tokio::time::timeout(Duration::from_secs(60), store.flush()).await;
+    assert!(flushed.expect("a flush ends").is_err());
+    cluster.servers[0].signal("CONT");
+    held.abort();
+    assert_eq!(load.end().await.refused, 0);
+}
