@@ -72,12 +72,13 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
         // A replaced policy is dropped by the next change, or with the limiter.
         self.shared.serve_then(|line, visit| {
             let step = self.policy().step_to(config, epoch)?;
-            if let Step::Replace(_) = step {
+            let replaces = matches!(step, Step::Replace(_));
+            if replaces {
                 // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
             let at = visit.now;
-            let changed = Changed { only: None, drift: Drift::Own, keep: Some(keep) };
+            let changed = Changed { only: None, drift: Drift::Own, keep: Some(keep), replaces };
             self.shared.change_terms(line, visit, changed, |Single { policy, state }, now| {
                 policy.make_step(state, at, now, step, keep)
             })

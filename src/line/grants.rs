@@ -185,7 +185,6 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // The full level is that of the terms before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let before = self.restraints(rule);
-        self.take_withheld(rule);
         let level = change()?;
         self.settings.drift = self.settings.drift.max(changed.drift);
         self.undo_log.changed(changed.only, &full, |part| rule.level_unit(part), level);
@@ -211,11 +210,13 @@ pub(crate) struct Changed {
     pub(crate) drift: Drift,
     /// What it keeps; `None` means what the policy keeps by default.
     pub(crate) keep: Option<Keep>,
+    /// Whether another policy replaces the one in force.
+    pub(crate) replaces: bool,
 }
 
 impl Changed {
     pub(crate) fn by(change: &Change, drift: Drift) -> Changed {
-        Changed { only: change.only_part(), drift, keep: change.keep }
+        Changed { only: change.only_part(), drift, keep: change.keep, replaces: false }
     }
 
     /// Returns whether this part is reset.
@@ -223,10 +224,16 @@ impl Changed {
         self.keep == Some(Keep::Nothing) && self.concerns(part)
     }
 
-    /// Returns whether as many permits of this part, if it is a window, stay used: by default they
-    /// do.
-    pub(super) fn keeps_count(self, part: usize) -> bool {
-        self.keep.unwrap_or(Keep::Count) == Keep::Count || !self.concerns(part)
+    /// Returns what the stock of a window part becomes when its limit changes. By default as many
+    /// permits stay used. A policy that replaces the part makes no permit available.
+    pub(super) fn stock(self, part: usize, stock: i64, [before, after]: [i64; 2]) -> i64 {
+        let keep = self.keep.filter(|_| self.concerns(part)).unwrap_or(Keep::Count);
+        if keep == Keep::Ratio && before > 0 && after > 0 {
+            let share = (i128::from(stock) * i128::from(after)).div_euclid(i128::from(before));
+            return i64::try_from(share).unwrap_or(if share < 0 { i64::MIN } else { i64::MAX });
+        }
+        let counted = stock.saturating_add(after.saturating_sub(before));
+        if self.replaces { counted.min(stock) } else { counted }
     }
 
     fn concerns(self, part: usize) -> bool {

@@ -92,10 +92,19 @@ pub(crate) struct Pace {
 
 /// What a pause and the paces that follow it withhold before a change of the terms.
 pub(super) struct Restraints {
-    /// The interval between two permits of each pace, and how many permits it allows.
-    paces: Vec<(Interval, u64)>,
+    paces: Vec<PaceTerms>,
     /// The limit of the part of each stock.
     limits: Vec<u64>,
+}
+
+/// A pace before a change of the terms.
+struct PaceTerms {
+    /// The time between two permits.
+    interval: Interval,
+    /// How many permits have accrued.
+    accrued: u64,
+    /// How many permits the pace allows.
+    available: u64,
 }
 
 impl PauseState {
@@ -348,11 +357,16 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Returns what a pause and the paces withhold before a change of the terms.
     pub(super) fn restraints(&self, rule: &R) -> Restraints {
-        let terms = |pace: &Pace| (pace.interval(rule), pace.available(rule, self.latest));
+        let now = self.latest;
+        let terms = |pace: &Pace| PaceTerms {
+            interval: pace.interval(rule),
+            accrued: pace.accrued(rule, now),
+            available: pace.available(rule, now),
+        };
         let stocks = self.settings.pause.iter().flat_map(|pause| &pause.stocks);
         Restraints {
             paces: self.settings.paces.iter().map(terms).collect(),
-            limits: stocks.map(|stock| limit(rule, stock.part, self.latest)).collect(),
+            limits: stocks.map(|stock| limit(rule, stock.part, now)).collect(),
         }
     }
 
@@ -365,24 +379,33 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Converts the stocks of a pause after a change of the terms, before which the windows had no
-    /// more than their stocks. If the used permits of a window stay as many, so do those of its
-    /// stock, which may be negative. Otherwise the stock is what the window has now. A part that has
-    /// become one that can stand still needs no stock.
+    /// Converts the stocks of a pause after a change of the terms, as the windows convert their used
+    /// permits. A window without a limit counts none, so a stock from before or after it is what the
+    /// window has now. A part that has become one that can stand still needs no stock, and has no
+    /// more permits than its stock had.
     pub(super) fn convert_stocks(&mut self, rule: &R, before: &Restraints, changed: Changed) {
         let (now, Some(pause)) = (self.latest, &mut self.settings.pause) else { return };
         let old = std::mem::take(&mut pause.stocks);
-        let stock = |part| {
-            let before = old.iter().zip(&before.limits).find(|(stock, _)| stock.part == part);
-            let permits = match before {
-                Some((stock, before)) if changed.keeps_count(part) => stock
-                    .permits
-                    .saturating_add(signed(limit(rule, part, now)).saturating_sub(signed(*before))),
-                _ => signed(available(rule, part, now)),
-            };
-            Stock { part, permits }
+        let converted = |part| {
+            let (stock, before) = old.iter().zip(&before.limits).find(|(stock, _)| stock.part == part)?;
+            let limits = [*before, limit(rule, part, now)];
+            let is_counted = !changed.resets(part) && !limits.contains(&u64::MAX);
+            is_counted.then(|| changed.stock(part, stock.permits, limits.map(signed)))
         };
-        pause.stocks = (0..R::PARTS).filter(|part| !rule.stands_still(*part)).map(stock).collect();
+        let (still, counting): (Vec<usize>, Vec<usize>) =
+            (0..R::PARTS).partition(|part| rule.stands_still(*part));
+        pause.stocks = counting
+            .into_iter()
+            .map(|part| {
+                let permits = converted(part).unwrap_or_else(|| signed(available(rule, part, now)));
+                Stock { part, permits }
+            })
+            .collect();
+        for part in still.into_iter().filter(|_| !pause.keeps_permits) {
+            if let Some(permits) = converted(part) {
+                rule.of_part(None, part, |part| part.keep_at_most(now, unsigned(permits)));
+            }
+        }
     }
 
     /// Returns the most permits that a window has at the end of a pause.
@@ -394,33 +417,24 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Converts each pace from its terms before a change: as many permits have accrued by now. So
     /// changes that come more often than permits hold up nothing. A pace that is over, or whose
-    /// part is reset, ends. A part that has become one that can stand still needs no pace, and has
-    /// no more permits than the pace allowed.
+    /// part is reset, ends. At a rate of zero a pace stands still. A part that has become one that
+    /// can stand still needs no pace, and has no more permits than the pace allowed.
     pub(super) fn convert_paces(&mut self, rule: &R, before: &Restraints, changed: Changed) {
         let (now, mut anew) = (self.latest, Vec::new());
-        for (mut pace, (old, available)) in
-            std::mem::take(&mut self.settings.paces).into_iter().zip(&before.paces)
-        {
-            if changed.resets(pace.part) || *available == u64::MAX {
+        for (mut pace, before) in std::mem::take(&mut self.settings.paces).into_iter().zip(&before.paces) {
+            if changed.resets(pace.part) || before.available == u64::MAX {
                 continue;
             }
             if rule.stands_still(pace.part) {
-                rule.of_part(None, pace.part, |part| part.keep_at_most(now, *available));
+                rule.of_part(None, pace.part, |part| part.keep_at_most(now, before.available));
                 continue;
             }
             let new = pace.interval(rule);
-            let has_no_permits = |interval: Interval| interval.is_unlimited() || interval.is_zero();
-            if has_no_permits(*old) || has_no_permits(new) {
+            if before.interval.is_unlimited() || new.is_unlimited() {
                 // Permits of the one are not worth permits of the other.
                 anew.push(pace.part);
-            } else if new != *old && pace.from < now {
-                let span = ticks::from_nanos(now).saturating_sub(ticks::from_nanos(pace.from));
-                let span = old.convert(span, new, false) / ticks::PER_NANO;
-                match now.as_u64().checked_sub(span) {
-                    Some(from) => pace.from = Nanos::new(from),
-                    // At the new rate they would have begun to accrue before the clock began.
-                    None => (pace.from, pace.granted) = (now, signed(*available).saturating_neg()),
-                }
+            } else if new != before.interval && pace.from < now {
+                pace.convert(now, before, new);
             }
             self.settings.paces.push(pace);
         }
@@ -497,6 +511,11 @@ fn permits_of<R: Rule>(rule: &R, charge: &R::Charge, part: usize) -> u64 {
     rule.of_part(Some(charge), part, |part| part.permits()).into()
 }
 
+/// Returns whether permits accrue at this rate.
+fn accrues(interval: Interval) -> bool {
+    interval.price(1) < ticks::NEVER
+}
+
 impl Pace {
     /// Returns the time between two permits of the part.
     fn interval<R: Rule>(self, rule: &R) -> Interval {
@@ -504,9 +523,13 @@ impl Pace {
         interval.unwrap_or(Interval::new(Rate::UNLIMITED))
     }
 
-    /// Returns when the part would be full, as far as the pace determines.
+    /// Returns when the part would be full, as far as the pace determines. At a rate of zero it
+    /// never would.
     pub(super) fn ends<R: Rule>(self, rule: &R) -> Nanos {
-        rule.of_part(None, self.part, |part| part.spaced_until(self.began))
+        match accrues(self.interval(rule)) {
+            true => rule.of_part(None, self.part, |part| part.spaced_until(self.began)),
+            false => Nanos::MAX,
+        }
     }
 
     fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
@@ -517,9 +540,31 @@ impl Pace {
     fn available<R: Rule>(self, rule: &R, at: Nanos) -> u64 {
         match self.is_over(rule, at) {
             true => u64::MAX,
-            false => rule
-                .of_part(None, self.part, |part| part.accrued_between(self.from, at))
-                .saturating_add_signed(self.granted.saturating_neg()),
+            false => self.accrued(rule, at).saturating_add_signed(self.granted.saturating_neg()),
+        }
+    }
+
+    /// Returns how many permits have accrued by a time.
+    fn accrued<R: Rule>(self, rule: &R, at: Nanos) -> u64 {
+        rule.of_part(None, self.part, |part| part.accrued_between(self.from, at))
+    }
+
+    /// Continues at another rate with as many permits as have accrued by `now`.
+    fn convert(&mut self, now: Nanos, before: &PaceTerms, new: Interval) {
+        let old = before.interval;
+        if !accrues(old) {
+            self.began = self.began.saturating_add(now.saturating_since(self.from));
+        }
+        let span = ticks::from_nanos(now).saturating_sub(ticks::from_nanos(self.from));
+        let span = old.convert(span, new, false) / ticks::PER_NANO;
+        match now.as_u64().checked_sub(span).filter(|_| accrues(old) && accrues(new)) {
+            Some(from) => self.from = Nanos::new(from),
+            // The permits do not accrue, or at the new rate they would have begun to accrue before
+            // the clock began.
+            None => {
+                self.granted = self.granted.saturating_sub(signed(before.accrued));
+                self.from = now;
+            }
         }
     }
 

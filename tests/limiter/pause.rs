@@ -878,3 +878,98 @@ fn a_change_in_a_pause_makes_no_permit_available() {
     limiter.resume();
     assert_eq!(limiter.status().available, 10);
 }
+
+/// Bug: a change in a pause, even one that failed or changed nothing, spent the permits that a
+/// window had got back, and nothing was granted for a window.
+#[test]
+fn a_change_in_a_pause_takes_no_permits_of_a_window() {
+    for change in 0..3 {
+        let (limiter, clock) = any("sliding_log 10/10s");
+        limiter.try_acquire_many(10).expect("permits");
+        limiter.pause_for(55 * SECOND);
+        clock.advance(50 * SECOND);
+        let before = limiter.status();
+        match change {
+            0 => drop(limiter.change(Change::only_burst(5)).expect_err("a log has no burst")),
+            1 => limiter.set_rate("10/10s".parse().expect("a rate")),
+            _ => limiter
+                .apply(&"sliding_log 10/10s".parse().expect("a policy"), Keep::Count)
+                .expect("a change"),
+        }
+        assert_eq!(limiter.status(), before);
+        clock.advance(6 * SECOND);
+        assert!(limiter.try_acquire().is_ok());
+    }
+}
+
+/// Bug: a resume some time after a change of the kind gave a window permits that it never had.
+#[test]
+fn a_resume_long_after_a_change_of_the_kind_gives_no_permits() {
+    for (from, taken, to, keep, available) in [
+        ("fixed_window 10/s", 10, "sliding_log 100/s", Keep::Count, 0),
+        ("fixed_window 10/s", 4, "sliding_log 100/s", Keep::Count, 6),
+        ("fixed_window 100/s", 95, "sliding_log 8/s", Keep::Count, 0),
+        ("fixed_window 100/s", 95, "sliding_log 98/s", Keep::Count, 3),
+        ("fixed_window 10/s", 5, "sliding_log 100/s", Keep::Ratio, 50),
+        ("fixed_window 10/s", 5, "token_bucket 1/h burst 100", Keep::Ratio, 50),
+        ("fixed_window 10/s", 5, "token_bucket 1/h burst 100", Keep::Count, 5),
+        ("sliding_log 10/s", 9, "sliding_log 10/s", Keep::Count, 1),
+        ("fixed_window 10/s", 10, "fixed_window 10/s", Keep::Nothing, 10),
+    ] {
+        let (limiter, clock) = any(from);
+        limiter.try_acquire_many(taken).expect("permits");
+        limiter.pause_for(100 * SECOND);
+        clock.advance(2 * SECOND);
+        limiter.apply(&to.parse().expect("a policy"), keep).expect("a change");
+        clock.advance(2 * SECOND);
+        limiter.resume();
+        assert_eq!(limiter.status().available, available, "{from}, {taken} taken, to {to} with {keep:?}");
+    }
+}
+
+/// Bug: permits that were drained or charged in a pause without a limit were missing from the next
+/// limit.
+#[test]
+fn an_unlimited_window_in_a_pause_has_no_permits_to_take() {
+    let (limiter, _clock) = any("fixed_window 10/s");
+    limiter.set_rate(Rate::UNLIMITED);
+    limiter.pause_for(SECOND);
+    assert_eq!(limiter.drain(), 0);
+    limiter.debit(5);
+    limiter.set_rate(Rate::per_second(10));
+    limiter.resume();
+    assert_eq!(limiter.status().available, 10);
+}
+
+/// Bug: a much slower rate forgave what was owed after a pause, if the clock was young.
+#[test]
+fn a_debt_after_a_pause_outlasts_a_change_of_the_rate() {
+    let next_in = [0, 100].map(|age| {
+        let (limiter, clock) = any("fixed_window 100/s");
+        clock.advance(age * SECOND);
+        limiter.pause_for(500 * MS);
+        clock.advance(SECOND + 3 * MS);
+        limiter.debit(80);
+        limiter.set_rate(Rate::per_minute(100));
+        limiter.status().next_in
+    });
+    assert!(next_in.iter().all(|next_in| *next_in > 18 * SECOND), "{next_in:?}");
+}
+
+/// Bug: a rate of zero after a pause took the permits that had accrued since the pause.
+#[test]
+fn permits_that_accrued_after_a_pause_outlast_a_rate_of_zero() {
+    let (limiter, clock) = any("sliding_log 10/s");
+    limiter.pause_for(SECOND);
+    clock.advance(SECOND + 500 * MS);
+    assert_eq!(limiter.status().available, 5);
+    limiter.set_rate(Rate::ZERO);
+    clock.advance(10 * SECOND);
+    limiter.set_rate(Rate::per_second(10));
+    assert_eq!(limiter.status().available, 5);
+    // The grants are spaced for the rest of the window.
+    clock.advance(200 * MS);
+    assert_eq!(limiter.status().available, 7);
+    clock.advance(300 * MS);
+    assert_eq!(limiter.status().available, 10);
+}
