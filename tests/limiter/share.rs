@@ -232,3 +232,24 @@ fn one_task_with_late_timers_uses_the_rate_beside_a_kept_share() {
     }
     assert!(granted > 9_900, "{granted}");
 }
+
+/// Bug: without a rate the burst of `SmoothBursty` was one permit, so a waiter behind a kept share
+/// was refused for good.
+#[test]
+fn a_waiter_behind_a_kept_share_outlasts_a_rate_of_zero() {
+    let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    limiter.keep_for_priority(3, 1);
+    limiter.try_acquire_many(2).expect("permits");
+    let mut wait = spawn(limiter.acquire_many(2));
+    assert!(wait.poll().is_pending());
+    limiter.set_rate(Rate::ZERO);
+    let status = limiter.status();
+    assert_eq!((status.limit, status.available, status.full_in), (6, 0, Duration::MAX));
+    clock.advance(Duration::from_secs(100));
+    assert!(wait.poll().is_pending());
+    limiter.set_rate(Rate::per_second(5));
+    clock.advance(Duration::from_secs(1));
+    assert!(matches!(wait.poll(), Poll::Ready(Ok(_))));
+}

@@ -230,8 +230,10 @@ impl SmoothBursty {
 
     /// Returns the status of a state.
     fn status_of(&self, zero: u64, at: Nanos) -> PolicyStatus {
-        let (at, price, stopped) = (ticks::from_nanos(at), self.rate.price(1), self.rate.is_zero());
-        let saved = at.checked_sub(zero.max(self.floor(at)));
+        let (tick, stopped) = (ticks::from_nanos(at), self.rate.is_zero());
+        // Without a rate, stored permits keep the cost that they had.
+        let price = if stopped { self.rate.counted().price(1) } else { self.rate.price(1) };
+        let saved = tick.checked_sub(zero.max(self.floor(tick)));
         let available = match saved {
             _ if stopped => 0,
             None => 0,
@@ -241,8 +243,13 @@ impl SmoothBursty {
         // Without a limit there is nothing to fill.
         let stock = most.map_or(0, |most| self.max_burst.max(most.saturating_mul(price)));
         let limit = most.map_or(u64::MAX, |most| most + 1);
-        let next_at = if stopped { Nanos::MAX } else { ticks::to_nanos(zero) };
-        PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
+        let full = zero.saturating_add(stock);
+        let (next_at, full_at) = match stopped {
+            true if full <= self.running(tick) => (Nanos::MAX, at),
+            true => (Nanos::MAX, Nanos::MAX),
+            false => (ticks::to_nanos(zero), ticks::to_nanos(full)),
+        };
+        PolicyStatus { limit, available, next_at, full_at }
     }
 
     /// Returns the state after a pause in which nothing accrued: as far before `stop.to` as it was
