@@ -387,6 +387,7 @@ impl fmt::Debug for CurrentWindow {
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
     use super::*;
+    use crate::policy::Policy;
 
     #[test]
     fn windows_begin_with_the_clock_or_with_the_wall_clock() -> Result<(), PolicyError> {
@@ -420,5 +421,22 @@ mod tests {
         assert_eq!(window("5000000000/s").map(|(_, window)| window), Ok(limited(u32::MAX, 1_000_000_000)));
         assert_eq!(window("zero").map(|(_, (limit, _))| limit), Ok(0));
         assert_eq!(window("1/11000d").map(|(_, (limit, _))| limit), Ok(1));
+    }
+
+    /// A queue of which each entry is asked for on a running clock was forecast anew each time.
+    #[test]
+    fn forecasts_are_equal_until_a_window_ends() -> Result<(), Refusal> {
+        fn check(policy: impl Policy) -> Result<(), Refusal> {
+            let at = |seconds| Nanos::from_duration(Duration::from_secs(seconds));
+            let state = policy.start(at(0));
+            policy.try_acquire(&state, at(60), 3)?;
+            let [first, same, next] = [61, 119, 185].map(|seconds| policy.forecast(&state, at(seconds)));
+            assert!(first.has_equal_state(&same));
+            assert!(!first.has_equal_state(&next));
+            Ok(())
+        }
+        check(FixedWindow::new(Rate::per_minute(5)))?;
+        check(FixedWindow::new(Rate::per_minute(5)).from_first_grant())?;
+        check(SlidingEstimate::new(Rate::per_minute(5)))
     }
 }
