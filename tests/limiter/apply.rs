@@ -441,3 +441,15 @@ fn another_wall_clock_is_another_policy() -> Result<(), Box<dyn std::error::Erro
     }
     Ok(())
 }
+
+/// Bug: after the burst was lowered, a reset left more permits than the configuration starts with.
+#[test]
+fn a_reset_leaves_what_the_configuration_starts_with() -> Result<(), Box<dyn std::error::Error>> {
+    let policy: AnyPolicy = "token_bucket 5/s burst 10 start_with 8 tolerance 1s".parse()?;
+    let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    limiter.change(Change::only_burst(5))?;
+    let same = RateLimiter::with_clock(AnyPolicy::try_from(limiter.config())?, ManualClock::new());
+    limiter.reset();
+    assert_eq!((limiter.status().available, same.status().available), (5, 5));
+    Ok(())
+}

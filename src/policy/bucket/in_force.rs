@@ -241,7 +241,7 @@ impl Bucket {
             let at = now().max(at);
             // Without a limit, and if no permits are kept, it is unknown what earlier grants took.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
-                Keep::Nothing => (self.starting_word(new, at), false),
+                Keep::Nothing => (self.starting_word(new, terms.burst, at), false),
                 _ if filled => (new.0.word_of(new.0.tick(at).saturating_sub(new.0.capacity)), false),
                 keep => (carried_over(zero, at, old, new, keep, holds_more), keep == Keep::Count),
             };

@@ -312,13 +312,15 @@ impl Bucket {
     }
 
     pub(crate) fn start(&self, now: Nanos) -> BucketState {
-        BucketState { zero: AtomicU64::new(self.starting_word(self.numbers_and_more(), now)) }
+        BucketState {
+            zero: AtomicU64::new(self.starting_word(self.numbers_and_more(), self.burst_in_force(), now)),
+        }
     }
 
-    fn starting_word(&self, (numbers, more): (Numbers, More), now: Nanos) -> u64 {
+    fn starting_word(&self, (numbers, more): (Numbers, More), burst: u32, now: Nanos) -> u64 {
         let stock = match self.start {
             Start::Full => numbers.capacity,
-            Start::Tokens(permits) => stock(more.interval, permits, 0).min(numbers.capacity),
+            Start::Tokens(permits) => stock(more.interval, permits.min(burst), 0).min(numbers.capacity),
         };
         numbers.word_of(numbers.tick(now).saturating_sub(stock))
     }
