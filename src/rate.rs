@@ -544,7 +544,7 @@ fn suggested_rate(text: &str) -> Option<String> {
     let mut groups = permits.split(',');
     let is_whole = |digits: &str| digits.chars().all(|digit| digit.is_ascii_digit() || digit == '_');
     let (first, is_grouped) = (groups.next()?, permits.contains(','));
-    let are_groups = first.len() <= 3 && is_whole(first) && !first.starts_with('0');
+    let are_groups = (1..=3).contains(&first.len()) && is_whole(first) && !first.starts_with('0');
     let are_groups = are_groups && groups.all(|group| group.len() == 3 && is_whole(group));
     if !words.all(|word| things.contains(&word.trim_end_matches('s'))) || is_grouped && !are_groups {
         return None;
