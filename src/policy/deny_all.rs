@@ -86,7 +86,8 @@ impl Policy for DenyAll {
         Rate::ZERO
     }
 
-    /// Always: a new key gets no permit, either.
+    /// Always: a new key gets no permit, either. A key of a table that is given another plan later
+    /// may have been forgotten by then, with the permits that it had used.
     fn is_fresh(&self, _state: &(), _at: Nanos) -> bool {
         true
     }
