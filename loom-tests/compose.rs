@@ -1,20 +1,24 @@
 //! Models composites that take from two members, against each other, plain takers and drops.
 
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, model, model_of_three};
+use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, Woken, model, model_of_three, model_up_to};
 use crate::all_of::all::{All, Entry, Kind};
 use crate::all_of::member::Member;
 use crate::all_of::weights::Weights;
+use crate::counting::CountingLimit;
 use crate::limiter::RateLimiter;
+use crate::limiter::change::TIMES_CHANGED;
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
-use crate::policy::TokenBucket;
+use crate::policy::{Change, TokenBucket};
 use crate::rate::Rate;
+use crate::sync::Ordering;
 use crate::time::Nanos;
 
 type Bucket = TestLimiter<Single<TokenBucket>>;
@@ -285,5 +289,97 @@ fn of_two_that_wait_one_leaves_and_the_other_is_served() {
         assert!(second.is_last_granted());
         assert!(a.gate_word.load().is_clear(), "no seat is left");
         drop(second);
+    });
+}
+
+/// A composite's waiter for two permits joins while its only member changes, so that the waiter would never be
+/// granted. The waiter is refused, by its poll or after it was woken. With up to two preemptions.
+fn joining_against_a_change<M: Clone + Send + Sync + 'static>(
+    make: fn(&LoomClock) -> (M, Kind),
+    change: fn(&M),
+) {
+    model_up_to(2, move || {
+        let clock = LoomClock::new();
+        let (member, kind) = make(&clock);
+        let members = [Entry::new("the only one".into(), kind)].into();
+        let limiter: Both = Arc::new_cyclic(|limiter| {
+            Shared::new(All::new(members, limiter.clone()), clock.clone(), Duration::ZERO)
+        });
+        let woken = Woken::new();
+        let mut wait = Asking::new(&limiter, Weights::new(&[2]));
+        wait.waker = Waker::from(woken.clone());
+        let other = {
+            let member = member.clone();
+            thread::spawn(move || change(&member))
+        };
+        let is_refused = wait.poll().is_ready();
+        other.join().expect("no panic");
+        assert!(is_refused || woken.is_woken(), "the change is missed");
+        assert!(is_refused || matches!(wait.poll(), Poll::Ready(Err(_))));
+    });
+}
+
+/// A bucket with one permit.
+fn short_member(clock: &LoomClock) -> (Bucket, Kind) {
+    let bucket = bucket_of(2, clock);
+    bucket.try_acquire(ONE).expect("one of two");
+    (bucket.clone(), Kind::Rate(Arc::new(member(&bucket))))
+}
+
+/// A counting limit with one of two permits in use.
+fn used_limit(_clock: &LoomClock) -> (CountingLimit, Kind) {
+    let limit = CountingLimit::new(2);
+    std::mem::forget(limit.try_acquire().expect("one of two"));
+    (limit.clone(), Kind::Counting(limit))
+}
+
+#[test]
+fn a_composite_that_joins_while_its_rate_limiter_closes_ends() {
+    joining_against_a_change(short_member, |bucket| {
+        bucket.close();
+    });
+}
+
+#[test]
+fn a_composite_that_joins_while_its_rate_limiter_is_lowered_ends() {
+    joining_against_a_change(short_member, |bucket| {
+        bucket.change(Change::only_burst(1)).expect("a change");
+    });
+}
+
+#[test]
+fn a_composite_that_joins_while_a_permit_of_its_rate_limiter_is_kept_ends() {
+    joining_against_a_change(short_member, |bucket| bucket.keep_for_priority(1, 1));
+}
+
+#[test]
+fn a_composite_that_joins_while_its_counting_limit_closes_ends() {
+    joining_against_a_change(used_limit, |limit| {
+        limit.close();
+    });
+}
+
+#[test]
+fn a_composite_that_joins_while_its_counting_limit_is_lowered_ends() {
+    joining_against_a_change(used_limit, |limit| limit.set_limit(1));
+}
+
+/// The broken twin: the count of changes does not stay raised.
+#[test]
+#[should_panic(expected = "the change is missed")]
+fn broken_a_composite_that_joins_while_its_rate_limiter_closes_ends() {
+    joining_against_a_change(short_member, |bucket| {
+        bucket.close();
+        bucket.changes.fetch_sub(TIMES_CHANGED, Ordering::Relaxed);
+    });
+}
+
+/// The broken twin: the count of changes does not stay raised.
+#[test]
+#[should_panic(expected = "the change is missed")]
+fn broken_a_composite_that_joins_while_its_counting_limit_closes_ends() {
+    joining_against_a_change(used_limit, |limit| {
+        limit.close();
+        limit.pool.lowered.fetch_sub(1, Ordering::Relaxed);
     });
 }

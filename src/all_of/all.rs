@@ -704,13 +704,13 @@ impl<C: Timer> Rule for All<C> {
             seats.counting.begin();
         }
         let positions = seats.positions.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
-        let (mut new, mut alone_from) = (false, Span::MIN);
+        let (mut new, mut new_at_rate, mut alone_from) = (false, false, Span::MIN);
         for ((entry, position), n) in self.members.iter().zip(positions).zip(ask.iter()) {
             match &entry.kind {
-                Kind::Counting(_) => {}
+                Kind::Counting(_) => new |= *position == 0,
                 Kind::Rate(_) if *n == 0 => entry.give_up(std::mem::take(position), deferred),
                 Kind::Rate(member) => {
-                    new |= *position == 0;
+                    new_at_rate |= *position == 0;
                     let (seat, due) =
                         member.take_seat(*position, (*n, priority), at, &self.waker(), deferred);
                     *position = seat;
@@ -721,8 +721,12 @@ impl<C: Timer> Rule for All<C> {
         let check_at = self.seat_counting(&mut seats, now, (ask, due), deferred);
         // `ready_at` takes this lock.
         drop(seats);
-        // A time may have moved before there was a seat to notify.
-        if new && self.ready_at(now, &Vec::new(), ask, 0) < due {
+        // A member may have been lowered or closed, or a time may have moved, before there was a seat
+        // to notify. A member counts a change under its lock, and so before it gives the seat.
+        // Relaxed: as in `changes`.
+        let is_changed = || self.sum_of_changes() != self.changes.load(Ordering::Relaxed);
+        let is_earlier = || new_at_rate && self.ready_at(now, &Vec::new(), ask, 0) < due;
+        if (new || new_at_rate) && (is_changed() || is_earlier()) {
             deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
         }
         // If the request is due later than `alone_from`, when each member by itself would serve it,
@@ -749,12 +753,7 @@ impl<C: Timer> Rule for All<C> {
 
     /// The terms of the members determine the weight of a request.
     fn changes(&self) -> Changes {
-        let changes = self.members.iter().map(|entry| match &entry.kind {
-            Kind::Rate(member) => member.changes(),
-            // A request may ask for more permits than a lowered limit has.
-            Kind::Counting(limit) => limit.pool.lowered().wrapping_mul(TIMES_CHANGED),
-        });
-        let changes = changes.fold(0, u64::wrapping_add);
+        let changes = self.sum_of_changes();
         // Relaxed: the composite's lock orders it.
         match self.changes.swap(changes, Ordering::Relaxed) {
             before if before == changes => Changes::Nothing,
@@ -775,6 +774,16 @@ impl<C: Timer> Rule for All<C> {
 }
 
 impl<C: Timer> All<C> {
+    /// Returns the sum of the members' change counters.
+    fn sum_of_changes(&self) -> u64 {
+        let changes = self.members.iter().map(|entry| match &entry.kind {
+            Kind::Rate(member) => member.changes(),
+            // A request may ask for more permits than a lowered limit has.
+            Kind::Counting(limit) => limit.pool.lowered().wrapping_mul(TIMES_CHANGED),
+        });
+        changes.fold(0, u64::wrapping_add)
+    }
+
     /// Schedules that all rate limiters are left empty `span` from now, or cancels this.
     fn empty_in(&self, span: Option<&dyn Fn() -> Span>, deferred: &mut Deferred) {
         for (entry, emptied) in self.members.iter().zip(&mut lock(&self.seats).emptied) {

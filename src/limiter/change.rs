@@ -65,8 +65,11 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// Makes the composites that wait here recompute their due times. Nothing else is needed if
     /// times move up, because no waiter becomes too late.
     pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R>) {
-        // Release: a composite that reads the new number finds the state and the terms after the
-        // change. A composite that reads an old number recomputes its times when it checks next.
+        // Before the number, because a composite reads both without the lock.
+        self.store_gate_word(line);
+        // Release: a composite that reads the new number finds the state, the terms and the gate
+        // word after the change. A composite that reads an old number recomputes its times when it
+        // checks next.
         self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);
         line.seats.notify_first(visit.deferred);
     }
