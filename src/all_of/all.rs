@@ -762,6 +762,10 @@ impl<C: Timer> Rule for All<C> {
         }
     }
 
+    fn may_lack_permits(&self, ask: &Weights, is_first: bool) -> bool {
+        !is_first || self.lacking(ask).is_some()
+    }
+
     /// Each member decides for itself.
     fn catches_up(&self) -> bool {
         true

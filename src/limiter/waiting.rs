@@ -207,9 +207,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
             let deadline = deadline(line, visit, wait)?;
-            // A request that is due now needs no room.
+            // A request that is due now needs no room, unless it waits for permits in use.
             let due = line.due_behind(visit, demand);
-            let entered = if due > now {
+            let may_lack = || self.rule.may_lack_permits(demand.ask, line.goes_first(demand.priority));
+            let entered = if due > now || deadline > now && may_lack() {
                 let entered = line.enter(visit, demand)?;
                 line.make_room(visit, demand)?;
                 Some(entered)

@@ -277,6 +277,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.uncollected[0] + self.uncollected[1]
     }
 
+    /// Returns whether a newcomer of this priority goes before all requests in the queue.
+    pub(crate) fn goes_first(&self, priority: i8) -> bool {
+        self.priorities.before(priority).is_empty()
+    }
+
     /// Returns how many requests are in the queue, were granted a moment ago and have not run yet,
     /// or hold a seat.
     pub(crate) fn present(&self) -> usize {

@@ -229,6 +229,12 @@ pub(crate) trait Rule: Send + Sync + 'static {
         Changes::Nothing
     }
 
+    /// Returns whether a request may have to wait for permits in use, about which the due time says
+    /// nothing. If it is not the first, the requests before it may wait for such permits.
+    fn may_lack_permits(&self, _ask: &Self::Ask, _is_first: bool) -> bool {
+        false
+    }
+
     /// Returns whether a late grant may be charged as of the time it was due.
     fn catches_up(&self) -> bool;
 

@@ -158,6 +158,35 @@ fn no_time_is_predicted_for_room_in_a_queue_for_permits_in_use() -> Result<(), R
     Ok(())
 }
 
+/// Bug: reservations that waited only for permits in use passed every bound.
+#[test]
+fn reservations_that_wait_for_permits_in_use_need_room() -> Result<(), AllRefusal> {
+    let (clock, calls) = (ManualClock::new(), CountingLimit::new(1));
+    let rate = bucket(&clock, 1000, 1000);
+    let all = AllOf::new("rate", &rate).with_counting("calls", &calls);
+    all.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
+    let held = calls.try_acquire().expect("the only one");
+    let mut first = all.reserve(1)?;
+    for _ in 0..3 {
+        // The second one asks for no permit in use, and waits behind the first.
+        for request in [AllRequest::from(1), [("rate", 1), ("calls", 0)].into()] {
+            let refusal = all.reserve(request).expect_err("full").refusal();
+            assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
+        }
+        // It does not wait, and so needs no room.
+        let refusal = all.reserve(AllRequest::from(1).within(Duration::ZERO)).expect_err("in use").refusal();
+        assert!(matches!(refusal, Some(Refusal::InUse { .. })), "{refusal:?}");
+    }
+    assert_eq!(all.status().waiting, 1);
+    drop(held);
+    assert!(first.claim());
+    drop(first);
+    // A queue without room grants what is there.
+    all.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
+    assert!(all.reserve(1)?.claim());
+    Ok(())
+}
+
 #[test]
 fn a_paused_composite_blames_no_member() {
     let (_a, _b, both, _clock) = two();
