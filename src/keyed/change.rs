@@ -53,7 +53,7 @@ use crate::line::grants::Changed;
 use crate::line::rule::{Rule, Single};
 use crate::line::settings::Drift;
 use crate::line::visit::Visit;
-use crate::policy::{Change, Policy};
+use crate::policy::{Change, Keep, Policy};
 use crate::sync::{ShardLock, lock, write};
 use crate::time::Nanos;
 
@@ -104,7 +104,7 @@ where
         let (at, old) = (self.now_or(began, deferred), shard.policy.clone());
         self.advance(shard, at, deferred);
         deferred.run(|| shard.forget_emptied(at));
-        if change == Change::reset() {
+        if change.keep == Some(Keep::Nothing) && (P::PARTS == 1 || change.only_part().is_none()) {
             shard.forget_empty();
         }
         // `Policy::change` changes a policy and one state together, so each state needs a clone of

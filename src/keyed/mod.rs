@@ -775,6 +775,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        if n == 0 {
+            return Ok(());
+        }
         let ahead = Nanos::from_duration(ahead);
         // During a pause, the key's limiter carries out the call, because it counts the permits
         // taken.

@@ -548,6 +548,14 @@ where
             {
                 return Step::Done(Found::Known(Some(Err(never))));
             }
+            // No other key makes room for a key that is not added, as in a pause.
+            if self.plans.is_none()
+                && !self.may_share()
+                && !self.is_closed()
+                && let Some(Err(refusal)) = answer_of_hold(shard, &shard.policy, now, request.permits)
+            {
+                return Step::Done(Found::Known(Some(Err(refusal))));
+            }
             self.forget_some(shard, hash, now, removed);
             let Some(counted) = self.count_one() else { return Step::Room };
             let Some(found) = new.take_if(|new| !new.is_outdated(shard)) else { return Step::Key };
@@ -556,8 +564,7 @@ where
                 *new = Some(found);
                 return Step::Done(Found::Known(Some(Err(never))));
             }
-            if let Some(hold) = shard.hold_of_new(policy, now) {
-                let answer = hold.refuse(policy, &shard.start(policy, hold.begin), now, request.permits);
+            if let Some(answer) = answer_of_hold(shard, policy, now, request.permits) {
                 *new = Some(found);
                 return Step::Done(Found::Known(answer.err().map(Err)));
             }
@@ -747,6 +754,22 @@ fn take_all_of<P: Policy, C: Clock>(
         true => grant.with_left(policy.left(state, charge, now).as_left(now)),
         false => grant,
     })
+}
+
+/// Returns the answer of the pause with which a new key would start, if there is one.
+fn answer_of_hold<K, P, C>(
+    shard: &Shard<K, P, C>,
+    policy: &P,
+    now: Nanos,
+    n: u32,
+) -> Option<Result<(), Refusal>>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    let hold = shard.hold_of_new(policy, now)?;
+    Some(hold.refuse(policy, &shard.start(policy, hold.begin), now, n))
 }
 
 /// Returns the status of a state for which no request waits.

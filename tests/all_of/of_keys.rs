@@ -1,7 +1,7 @@
 //! Composites with a limit of each key. All tests use the manual clock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::support::{Bucket, MS, bucket, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, FixedWindow, KeyedAllOf,
-    KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request,
-    SlidingLog, Statistics, TokenBucket, WhenKeysFull,
+    AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, Events, FixedWindow,
+    KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal,
+    Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -719,4 +719,60 @@ proptest! {
         prop_assert!(users.is_empty(), "nothing is left of keys that do not wait");
         prop_assert_eq!(calls.available(), 2);
     }
+}
+
+/// Bug: a full table refused requests for new keys although it was in shadow mode, or although the
+/// requests asked nothing of it.
+#[test]
+fn a_full_table_refuses_no_request_in_shadow_mode_or_that_asks_nothing_of_it() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let users: Users = KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 1), 1, clock.clone());
+    let all = bucket(&clock, 1, 1);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("all", &all);
+    let any = AnyKeyed::<String>::from(api.clone());
+    // Fills the table, and empties "all".
+    drop(api.try_acquire("alice")?);
+
+    users.set_shadow_all(true);
+    let mut wait = spawn_pending(api.acquire("bob"));
+    let mut reservation = api.reserve("carol", 1)?;
+    clock.advance(SECOND);
+    assert_ready_ok!(wait.poll());
+    clock.advance(SECOND);
+    assert!(reservation.claim());
+    clock.advance(SECOND);
+    assert!(any.try_acquire("dave").is_ok());
+
+    users.set_shadow_all(false);
+    let costs = [("user", 0), ("all", 1)];
+    let mut wait = spawn_pending(api.acquire_many("bob", costs));
+    clock.advance(SECOND);
+    assert_ready_ok!(wait.poll());
+    clock.advance(SECOND);
+    assert!(any.try_acquire_many("dave", costs).is_ok());
+    let refusal = any.try_acquire("dave").expect_err("no room").refusal();
+    assert_eq!(refusal, Some(Refusal::TooManyKeys { limit: 1 }));
+    Ok(())
+}
+
+/// Records the permits of exempt calls.
+#[derive(Default)]
+struct Exempted(Mutex<Vec<u64>>);
+
+impl Events for Exempted {
+    fn exempted(&self, permits: u64) {
+        self.0.lock().expect("no panic").push(permits);
+    }
+}
+
+/// Bug: the observer was told of fewer permits if an `AnyKeyed` passed the request on.
+#[test]
+fn an_exempt_request_is_reported_with_its_permits() -> Result<(), AllRefusal> {
+    let (_users, _all, api, _clock) = users_and_all();
+    let exempted = Arc::new(Exempted::default());
+    let api = api.observed_by(exempted.clone());
+    drop(api.try_acquire_many("alice", AllRequest::from(9).exempt())?);
+    drop(AnyKeyed::<String>::from(api).try_acquire_many("alice", AllRequest::from(9).exempt())?);
+    assert_eq!(*exempted.0.lock().expect("no panic"), [18, 18]);
+    Ok(())
 }

@@ -8,7 +8,7 @@ use crate::support::spawn_pending;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change};
 use tidegate::{
-    KeyedAllOf, KeyedRateLimiter, ManualClock, Nanos, Pause, Plan, Policy, Rate, RateLimiter, Refusal,
+    Keep, KeyedAllOf, KeyedRateLimiter, ManualClock, Nanos, Pause, Plan, Policy, Rate, RateLimiter, Refusal,
     Request, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
@@ -525,7 +525,8 @@ fn a_new_key_is_empty_after_a_pause_and_a_change_of_the_rate() {
 fn a_new_key_is_new_after_a_pause_and_a_reset() {
     for line in ["token_bucket 5000/d burst 5000", "fixed_window 5000/d", "token_bucket 10/s burst 10"] {
         let plan: AnyPolicy = any(line);
-        for plans in [false, true] {
+        let resets = [Change::reset(), Change::rate(plan.rate()).keep(Keep::Nothing)];
+        for (plans, reset) in [false, true].into_iter().flat_map(|plans| resets.map(|reset| (plans, reset))) {
             let (keys, clock) = keys(line);
             let plan = plan.clone();
             let of = move |key: &u32| (*key >= 10).then(|| Plan::new(plan.clone()));
@@ -536,7 +537,7 @@ fn a_new_key_is_new_after_a_pause_and_a_reset() {
             clock.advance(SECOND + 100 * MS);
             assert!(keys.try_acquire_many(&2, 1000).is_err());
             let before = keys.status(&11);
-            keys.change_all(Change::reset()).expect("a reset");
+            keys.change_all(reset).expect("a reset");
             if plans {
                 assert_eq!(keys.status(&11), before, "{line}");
                 continue;
@@ -547,4 +548,19 @@ fn a_new_key_is_new_after_a_pause_and_a_reset() {
             assert_eq!(keys.status(&3).available, if is_window { 0 } else { keys.status(&3).limit });
         }
     }
+}
+
+/// Bug: a request that a pause refused made another key forgotten, which came back full.
+#[test]
+fn a_pause_makes_no_room_for_new_keys() {
+    let clock = ManualClock::new();
+    let keys = KeyedRateLimiter::<u32, _, _>::with_clock(any("token_bucket 1/h burst 1"), 1, clock)
+        .when_full(WhenKeysFull::EvictLeastUsed);
+    assert!(keys.try_acquire(&1).is_ok());
+    keys.pause_all_for(SECOND);
+    assert!(matches!(keys.try_acquire(&2), Err(Refusal::Paused { .. })));
+    keys.resume_all();
+    assert!(keys.try_acquire(&1).is_err());
+    keys.debit(&3, 0).expect("nothing is charged");
+    assert!(keys.try_acquire(&1).is_err());
 }

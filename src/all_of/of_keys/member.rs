@@ -62,6 +62,16 @@ pub(crate) struct Lease {
     pub(crate) leave: Box<dyn Send + Sync>,
 }
 
+impl Lease {
+    /// Returns a limit for a composite whose requests ask nothing of it.
+    pub(super) fn of_nothing() -> Lease {
+        let limit = CountingLimit::new(0);
+        let number = limit.address() as u64;
+        // The limit lives as long as its number is used.
+        Lease { kind: Kind::Counting(limit.clone()), number, leave: Box::new(limit) }
+    }
+}
+
 struct Leave<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     table: Arc<Table<K, P, C>>,
     hash: u64,
@@ -102,7 +112,15 @@ where
     fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
-        let limiter = table.limiter(key)?;
+        let limiter = table.limiter(key).or_else(|refusal| match refusal {
+            // A member in shadow mode refuses no request.
+            Refusal::TooManyKeys { .. } if table.is_shadow() => {
+                let limiter = table.limiter_outside(key);
+                limiter.set_shadow(true);
+                Ok(limiter)
+            }
+            _ => Err(refusal),
+        })?;
         let number = limiter.shared.number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
         Ok(Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave })

@@ -49,7 +49,7 @@ use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::pending::Progress;
 use crate::line::rule::Rule;
-use crate::policy::Policy;
+use crate::policy::{Policy, Unlimited};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -523,7 +523,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.report_end(ask, Ok(permits)).map(ControlFlow::Break),
             // No observer is notified: the request waits now.
-            Some(Err(_)) | None => match self.limiter(key) {
+            Some(Err(_)) | None => match self.limiter_for(key, Some(ask)) {
                 Ok(all) => Ok(ControlFlow::Continue(all)),
                 Err(refusal) => self.refuse(key, ask, refusal),
             },
@@ -644,7 +644,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             true => Ok(self.for_exempt(key)),
             // A refusal needs no room for its key.
             false if self.is_closed() => self.refuse(key, ask, Refusal::Closed.into()),
-            false => self.limiter(key).or_else(|refusal| self.refuse(key, ask, refusal)),
+            false => self.limiter_for(key, Some(ask)).or_else(|refusal| self.refuse(key, ask, refusal)),
         }
     }
 
@@ -663,9 +663,21 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// [`AllRefusal::Member`] with [`Refusal::TooManyKeys`] if a limiter of keys has no room for a
     /// new key.
     pub fn limiter(&self, key: &Q) -> Result<AllOf<C>, AllRefusal> {
-        let lease =
-            |entry: &KeyedEntry<Q>| entry.member.lease(key).map_err(|refusal| refused(&entry.name, refusal));
-        let leases: Vec<Lease> = self.keyed.iter().map(lease).collect::<Result<_, _>>()?;
+        self.limiter_for(key, None)
+    }
+
+    /// Returns the [`AllOf`] of one key for a request, if one is given. A limiter of keys that has
+    /// no room for the key is not needed if the request asks nothing of it.
+    fn limiter_for(&self, key: &Q, ask: Option<&Weights>) -> Result<AllOf<C>, AllRefusal> {
+        let asked =
+            |index: usize| ask.is_none_or(|ask| ask[self.common.shared.rule.members.len() + index] > 0);
+        let lease = |(index, entry): (usize, &KeyedEntry<Q>)| {
+            entry.member.lease(key).or_else(|refusal| match refusal {
+                Refusal::TooManyKeys { .. } if !asked(index) => Ok(Lease::of_nothing()),
+                _ => Err(refused(&entry.name, refusal)),
+            })
+        };
+        let leases: Vec<Lease> = self.keyed.iter().enumerate().map(lease).collect::<Result<_, _>>()?;
         let numbers: Numbers = leases.iter().map(|lease| lease.number).collect();
         let of = |shared| AllOf { shared, ones: self.ones.clone() };
         if let Some(shared) = self.composites.find(&numbers) {
@@ -698,11 +710,13 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
         self.in_use(key).unwrap_or_else(|| {
             let common = &self.common.shared;
-            let placeholder = |KeyedEntry { name, cost, .. }: &KeyedEntry<Q>| Entry {
-                name: name.clone(),
-                kind: Kind::Counting(CountingLimit::new(0)),
-                cost: *cost,
+            // The number of a request applies to the rates alone.
+            let kind = |of: &KeyedEntry<Q>| match of.member.in_table() {
+                Some(_) => Kind::Rate(Arc::new(RateLimiter::with_clock(Unlimited, common.clock.clone()))),
+                None => Kind::Counting(CountingLimit::new(0)),
             };
+            let placeholder =
+                |of: &KeyedEntry<Q>| Entry { name: of.name.clone(), kind: kind(of), cost: of.cost };
             let members =
                 common.rule.members.iter().cloned().chain(self.keyed.iter().map(placeholder)).collect();
             let all = AllOf::observed_by(self.events.clone(), members, None, common.clock.clone());
@@ -770,7 +784,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             Some(answer) => {
                 self.report_end(ask, answer.map_err(|refusal| self.with_permits_left(key, ask, refusal)))
             }
-            None => match self.limiter(key) {
+            None => match self.limiter_for(key, Some(ask)) {
                 Ok(all) => all.attempt(ask),
                 Err(refusal) => self.refuse(key, ask, refusal),
             },
