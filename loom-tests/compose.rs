@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{Asking, LoomClock, ONE, SECOND, TestLimiter, Woken, model, model_of_three, model_up_to};
+use super::support::{
+    Asking, LoomClock, ONE, SECOND, TestLimiter, Woken, model, model_of_three, model_up_to,
+};
 use crate::all_of::all::{All, Entry, Kind};
 use crate::all_of::member::Member;
 use crate::all_of::weights::Weights;

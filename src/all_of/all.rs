@@ -78,6 +78,8 @@ pub(super) struct Seats {
     pub(super) positions: BTreeMap<i8, Vec<u64>>,
     /// The priority of the first waiter, as long as it has seats.
     first: i8,
+    /// Whether the seats of the first waiter are marked, because it waits for other seats.
+    held_up: bool,
     /// The state of the first waiter at the counting limits.
     pub(super) counting: Counting,
     /// The time at which a pause leaves each member empty, by the member's clock.
@@ -183,7 +185,8 @@ impl<C: Timer> All<C> {
         order.sort_by_key(|&index| members[index].rank());
         let counting = Counting::new(members.len());
         let emptied = vec![None; members.len()];
-        let seats = Mutex::new(Seats { positions: BTreeMap::new(), first: 0, counting, emptied });
+        let seats =
+            Mutex::new(Seats { positions: BTreeMap::new(), first: 0, held_up: false, counting, emptied });
         All {
             members,
             order,
@@ -701,6 +704,7 @@ impl<C: Timer> Rule for All<C> {
                 }
             }
             seats.first = priority;
+            seats.held_up = false;
             seats.counting.begin();
         }
         let positions = seats.positions.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
@@ -719,25 +723,29 @@ impl<C: Timer> Rule for All<C> {
             }
         }
         let check_at = self.seat_counting(&mut seats, now, (ask, due), deferred);
-        // `ready_at` takes this lock.
-        drop(seats);
-        // A member may have been lowered or closed, or a time may have moved, before there was a seat
-        // to notify. A member counts a change under its lock, and so before it gives the seat.
-        // Relaxed: as in `changes`.
-        let is_changed = || self.sum_of_changes() != self.changes.load(Ordering::Relaxed);
-        let is_earlier = || new_at_rate && self.ready_at(now, &Vec::new(), ask, 0) < due;
-        if (new || new_at_rate) && (is_changed() || is_earlier()) {
-            deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
-        }
         // If the request is due later than `alone_from`, when each member by itself would serve it,
         // other seats will go first at some member. Then its seats are away everywhere until
         // `alone_from`, and from then on the request waits for one member only.
         let alone_from = time(now, alone_from);
-        if alone_from > now && alone_from.saturating_add(CLOCK_SKEW) < due {
-            alone_from.min(check_at)
-        } else {
-            check_at
+        let is_held_up = alone_from > now && alone_from.saturating_add(CLOCK_SKEW) < due;
+        let newly_held_up = is_held_up && (new_at_rate || !seats.held_up);
+        if newly_held_up || is_held_up != seats.held_up {
+            seats.held_up = is_held_up;
+            for (index, member, _) in self.rates(ask) {
+                member.mark_held_up(seats.position(index, priority), is_held_up);
+            }
         }
+        // `ready_at` takes this lock.
+        drop(seats);
+        // A member may have been lowered or closed, or a time may have moved, before there was a seat
+        // to notify, or a mark. A member counts a change under its lock, and so before it gives the
+        // seat. Relaxed: as in `changes`.
+        let is_changed = || self.sum_of_changes() != self.changes.load(Ordering::Relaxed);
+        let is_earlier = || (new_at_rate || newly_held_up) && self.ready_at(now, &Vec::new(), ask, 0) < due;
+        if (new || new_at_rate || newly_held_up) && (is_changed() || is_earlier()) {
+            deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
+        }
+        if is_held_up { alone_from.min(check_at) } else { check_at }
     }
 
     fn priority_emptied(&self, priority: i8, deferred: &mut Deferred) {

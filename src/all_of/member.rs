@@ -180,6 +180,9 @@ pub(crate) trait Member: Send + Sync {
     /// Keeps the position of a seat and makes it idle.
     fn make_idle(&self, seat: u64, deferred: &mut Deferred);
 
+    /// Marks a seat as one whose composite waits for other seats, and for no member, or unmarks it.
+    fn mark_held_up(&self, seat: u64, held_up: bool);
+
     /// Gives up a seat.
     fn give_up(&self, seat: u64, deferred: &mut Deferred);
 
@@ -473,7 +476,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
             // shadow mode notified only the seats that existed then.
             deferred.rechecks.extend(waiter.upgrade());
         }
-        let (news, due) = line.update_seat(&shared.rule, now, seat, &n, time(now, at));
+        let (news, due) = line.update_seat(&shared.rule, now, seat, &n, time(now, at), deferred);
         if is_new {
             line.refuse_moved_back(&mut shared.visit_at(now, deferred), priority);
         }
@@ -485,15 +488,19 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
     fn make_idle(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.shared;
         let (mut line, _) = shared.lock_for_composite(deferred);
-        let news = line.seats.make_idle(&shared.rule, seat);
+        let news = line.seats.make_idle(&shared.rule, seat, deferred);
         shared.unlock_and_recheck(line, news, 1, deferred);
+    }
+
+    fn mark_held_up(&self, seat: u64, held_up: bool) {
+        lock(&self.shared.line).seats.mark_held_up(seat, held_up);
     }
 
     fn give_up(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.shared;
         shared.serve_unattended(deferred);
         let (mut line, _) = shared.lock_for_composite(deferred);
-        let news = line.seats.give_up(&shared.rule, seat);
+        let news = line.seats.give_up(&shared.rule, seat, deferred);
         shared.unlock_and_recheck(line, news, 0, deferred);
     }
 

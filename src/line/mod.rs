@@ -68,6 +68,7 @@ use crate::error::Refusal;
 use crate::line::alarms::Alarms;
 use crate::line::all_waiters::AllWaiters;
 use crate::line::answer::{Admitted, Answer};
+use crate::line::deferred::Deferred;
 use crate::line::due::{Memo, Schedule};
 use crate::line::entries::Entries;
 use crate::line::grants::{GrantKind, Granted, Tracked, counts};
@@ -322,9 +323,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
         position: u64,
         ask: &R::Ask,
         at: Nanos,
+        deferred: &mut Deferred,
     ) -> (bool, Nanos) {
         // `schedule` is not called here, because it borrows the seats as well.
-        self.seats.update(&Schedule { rule, settings: &self.settings }, now, position, ask, at)
+        let schedule = Schedule { rule, settings: &self.settings };
+        self.seats.update(&schedule, now, position, ask, at, deferred)
     }
 
     /// Returns whether the limiter is paused or closed.

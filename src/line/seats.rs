@@ -113,6 +113,8 @@ struct Seat<Ask> {
     due: Nanos,
     /// Whether it waits only for this limiter.
     here: bool,
+    /// Whether its composite waits for other seats, and for no limiter.
+    held_up: bool,
     shared: Weak<dyn Recheck>,
 }
 
@@ -396,7 +398,8 @@ impl<R: Rule> Seats<R> {
         shared: Weak<dyn Recheck>,
     ) {
         // The seat is idle until its time is set.
-        let seat = Seat { ask, before: entries, at: Nanos::MAX, due: Nanos::ZERO, here: false, shared };
+        let (at, due, here, held_up) = (Nanos::MAX, Nanos::ZERO, false, false);
+        let seat = Seat { ask, before: entries, at, due, here, held_up, shared };
         self.insert(rule, position, seat);
     }
 
@@ -409,20 +412,44 @@ impl<R: Rule> Seats<R> {
         position: u64,
         ask: &R::Ask,
         at: Nanos,
+        deferred: &mut Deferred,
     ) -> (bool, Nanos) {
         let due = self.due_in_seat(schedule, (now, now), position, ask).unwrap_or(Nanos::ZERO);
-        (self.file(schedule.rule, position, ask, (at, due)), due)
+        (self.file(schedule.rule, position, ask, (at, due), deferred), due)
     }
 
     /// Makes a seat idle, for a waiter that is no longer the first of its composite. Returns
     /// whether that changes anything for the requests behind.
-    pub(crate) fn make_idle(&mut self, rule: &R, position: u64) -> bool {
+    pub(crate) fn make_idle(&mut self, rule: &R, position: u64, deferred: &mut Deferred) -> bool {
         let ask = self.list.get(&position).map(|seat| seat.ask.clone());
-        ask.is_some_and(|ask| self.file(rule, position, &ask, (Nanos::MAX, Nanos::ZERO)))
+        ask.is_some_and(|ask| self.file(rule, position, &ask, (Nanos::MAX, Nanos::ZERO), deferred))
+    }
+
+    /// Marks a seat as one whose composite waits for other seats, and for no limiter, or unmarks it.
+    pub(crate) fn mark_held_up(&mut self, position: u64, held_up: bool) {
+        self.list.get_mut(&position).into_iter().for_each(|seat| seat.held_up = held_up);
+    }
+
+    /// Notifies the composites that wait for other seats, among the next [`MAX_NOTIFIED`] seats
+    /// behind a seat that has left or waits longer.
+    fn notify_held_up(&self, position: u64, deferred: &mut Deferred) {
+        if self.away.is_empty() {
+            return;
+        }
+        let behind = self.list.range(position.saturating_add(1)..).take(MAX_NOTIFIED);
+        let held_up = behind.filter(|(_, seat)| seat.held_up);
+        deferred.rechecks.extend(held_up.filter_map(|(_, seat)| seat.shared.upgrade()));
     }
 
     /// Records a seat as here, away or idle. Returns whether anything has changed.
-    fn file(&mut self, rule: &R, position: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
+    fn file(
+        &mut self,
+        rule: &R,
+        position: u64,
+        ask: &R::Ask,
+        (at, due): (Nanos, Nanos),
+        deferred: &mut Deferred,
+    ) -> bool {
         let Some(seat) = self.list.get_mut(&position) else { return false };
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
         let moved = at != old_at || *ask != old_ask;
@@ -445,6 +472,9 @@ impl<R: Rule> Seats<R> {
         if !is_here && at < Nanos::MAX {
             self.away.insert((at, position));
         }
+        if at > old_at {
+            self.notify_held_up(position, deferred);
+        }
         moved || was_here != is_here
     }
 
@@ -455,7 +485,7 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Gives up a seat. Returns whether the seat was there.
-    pub(crate) fn give_up(&mut self, rule: &R, position: u64) -> bool {
+    pub(crate) fn give_up(&mut self, rule: &R, position: u64, deferred: &mut Deferred) -> bool {
         let Some(Seat { ask, here, .. }) = self.list.get(&position) else { return false };
         if *here {
             let size = rule.size(ask);
@@ -464,6 +494,7 @@ impl<R: Rule> Seats<R> {
         let Some(seat) = self.remove(position) else { return false };
         self.wakeups.remove(&(seat.at, position));
         self.away.remove(&(seat.at, position));
+        self.notify_held_up(position, deferred);
         true
     }
 

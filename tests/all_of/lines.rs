@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use tidegate::AcquireOwned;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllRequest, AnyPolicy, Change, FixedWindow, ManualClock, Pause, PolicyConfig, Rate, RateLimiter,
-    SlidingLog, SmoothBursty, TokenBucket,
+    AllOf, AllRequest, AnyPolicy, Change, FixedWindow, ManualClock, Nanos, Pause, PolicyConfig, Rate,
+    RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 
@@ -469,5 +469,57 @@ fn a_member_reports_what_a_request_beside_a_reservation_would_get() {
             }
         }
         drop(reservation);
+    }
+}
+
+/// Two composites wait. The second one waits for no member, but for the seats of the first one: at
+/// the first member until its window ends, and at the second member behind a later time.
+struct HeldUp {
+    third: Limiter,
+    first: Waiting,
+    second: Waiting,
+}
+
+fn held_up(second_member: &str) -> HeldUp {
+    let clock = ManualClock::starting_at(Nanos::from_duration(1800 * SECOND));
+    let limiter =
+        |line: &str| RateLimiter::with_clock(line.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+    let (window, bucket) = (limiter("fixed_window 5/h"), limiter(second_member));
+    let third = limiter("token_bucket 1/s burst 6");
+    third.debit(1503);
+    let all = AllOf::new("window", &window).with("bucket", &bucket).with("third", &third);
+    let both = AllOf::new("window", &window).with("bucket", &bucket);
+    let first = spawn_pending(all.acquire_many([("window", 3), ("bucket", 1), ("third", 3)]));
+    let second = spawn_pending(both.acquire_many([("window", 3), ("bucket", 1)]));
+    HeldUp { third, first, second }
+}
+
+const SLOW: [&str; 4] = [
+    "token_bucket 1/400s burst 1",
+    "leaky_bucket 1/400s",
+    "smooth_bursty 1/400s max_burst 0s",
+    "sliding_log 1/400s",
+];
+
+/// Bug: a composite that waited for the seats of another one was not moved up when that one left.
+#[test]
+fn a_composite_behind_the_seats_of_a_dropped_one_moves_up() {
+    for line in SLOW {
+        let HeldUp { first, mut second, .. } = held_up(line);
+        assert!(!second.is_woken());
+        drop(first);
+        assert!(second.is_woken(), "{line}");
+        assert!(second.poll().is_ready());
+    }
+}
+
+/// Bug: nor when the other one had to wait longer.
+#[test]
+fn a_composite_behind_the_seats_of_one_that_is_held_up_moves_up() {
+    for line in SLOW {
+        let HeldUp { third, mut first, mut second } = held_up(line);
+        third.pause_for(Duration::MAX);
+        assert!(second.is_woken(), "{line}");
+        assert!(second.poll().is_ready() && first.poll().is_pending());
     }
 }
