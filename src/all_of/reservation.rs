@@ -198,11 +198,16 @@ impl<C: Timer> AllReservation<C> {
             return;
         }
         let charge = self.claimed.take();
+        let mut extra = used.to_vec();
+        if self.pending.wait.is_spent() {
+            // An observer panicked, and the permits of the grant are used already.
+            let spent = self.pending.ask().iter();
+            extra.iter_mut().zip(spent).for_each(|(used, spent)| *used = used.saturating_sub(*spent));
+        }
         if charge.is_none() {
             run(&mut panic, || self.pending.leave());
         }
         let AllCharge { taken, permits, .. } = charge.unwrap_or_default();
-        let mut extra = used.to_vec();
         for (index, share) in taken {
             let used = std::mem::take(&mut extra[index]);
             run(&mut panic, || share.settle(used));

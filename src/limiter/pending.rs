@@ -50,6 +50,9 @@ pub(crate) enum Stage {
     Queued(u32),
     /// The request has its decision.
     Done,
+    /// The request was granted, and an observer is notified. If the observer panics, the permits
+    /// are used, and the caller does not have the grant.
+    Spent,
 }
 
 /// A request in progress and the limiter at which it waits: the core of every future, of a blocked
@@ -161,14 +164,20 @@ impl<Ask> Progress<Ask> {
     pub(crate) fn demand(&self) -> Demand<'_, Ask> {
         let most = match self.stage {
             Stage::New(most) | Stage::Joining(most) => most,
-            Stage::Exempt | Stage::Queued(_) | Stage::Done => None,
+            Stage::Exempt | Stage::Queued(_) | Stage::Done | Stage::Spent => None,
         };
         Demand { ask: &self.ask, priority: self.priority, most }
     }
 
     /// Returns whether the request has its decision.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self.stage, Stage::Done)
+        matches!(self.stage, Stage::Done | Stage::Spent)
+    }
+
+    /// Returns whether the request was granted, but its caller does not have the grant, because an
+    /// observer panicked.
+    pub(crate) fn is_spent(&self) -> bool {
+        matches!(self.stage, Stage::Spent)
     }
 
     /// Returns whether the request passes without a permit, and was not polled yet.

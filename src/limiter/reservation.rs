@@ -183,9 +183,11 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
             run(&mut panic, || share.settle(used));
         } else {
             let exempt = self.pending.wait.is_exempt();
+            // If an observer panicked, the permits of the grant are used already.
+            let spent = if self.pending.wait.is_spent() { self.permits() } else { 0 };
             run(&mut panic, || self.pending.leave());
-            if used > 0 && !exempt {
-                run(&mut panic, || self.pending.shared.debit(used));
+            if used > spent && !exempt {
+                run(&mut panic, || self.pending.shared.debit(used - spent));
             }
         }
         resume_panic(panic);

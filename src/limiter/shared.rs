@@ -27,7 +27,7 @@ use crate::line::Line;
 #[cfg(feature = "keyed")]
 use crate::line::all_waiters::AllWaiters;
 use crate::line::answer::{Admitted, Answer, Receipt};
-use crate::line::deferred::{Deferred, run, run_in_drop};
+use crate::line::deferred::{Deferred, keep, run, run_in_drop};
 use crate::line::grants::{GrantKind, Granted, Undoable, counts, part_counts};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
@@ -329,7 +329,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Runs `work` with the queue. Before that, serves the waiters that are due, if the queue
-    /// `needs` it. If a waker panics before `work` runs, the panic resumes after it.
+    /// `needs` it. If user code panics before `work` runs, such as a waker or the clock of a
+    /// composite's member, the panic resumes after it.
     pub(crate) fn serve_if_then<T>(
         &self,
         needs: impl Fn(&Line<R, C>) -> bool,
@@ -337,11 +338,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ) -> T {
         let (mut work, mut panic) = (Some(work), None);
         loop {
-            let mut served_some = false;
+            let (mut served_some, mut in_serve) = (false, None);
             let done = run(&mut panic, || {
                 self.with_line(|line, visit| {
-                    if needs(line) {
-                        let due = line.serve(visit);
+                    if needs(line)
+                        && let Some(due) = run(&mut in_serve, || line.serve(visit))
+                    {
                         visit.due = due;
                         // If more waiters are due than are served in one go, `work` runs in a later
                         // round.
@@ -353,6 +355,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                     work.take().map(|work| work(line, visit))
                 })
             });
+            in_serve.into_iter().for_each(|payload| keep(&mut panic, payload));
             if served_some {
                 continue;
             }

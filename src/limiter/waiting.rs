@@ -100,7 +100,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 let (answer, now) = ready!(self.poll_queued(wait, key, poller));
                 (answer, now.saturating_since(wait.since))
             }
-            Stage::Done => panic!("polled after it was ready"),
+            Stage::Done | Stage::Spent => panic!("polled after it was ready"),
         };
         Poll::Ready(self.answer(wait, waited, answer))
     }
@@ -113,8 +113,11 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         answer: Answer<Granted<R::Charge>>,
     ) -> Result<Receipt<R::Charge>, Refusal> {
         // Set first, so that the drop after a panic of an observer has nothing to leave.
+        let is_granted = matches!(answer, Ok(Admitted::Granted(_)));
+        wait.stage = if is_granted { Stage::Spent } else { Stage::Done };
+        let ended = self.report_end(&wait.ask, waited, answer);
         wait.stage = Stage::Done;
-        self.report_end(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
+        ended.map(|granted| Receipt { waited, granted })
     }
 
     /// Joins the queue, unless the permits are available by now.
@@ -419,7 +422,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// Takes the decision of a reservation, if it has one.
     pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         let (decision, waited) = match wait.stage {
-            Stage::New(_) | Stage::Joining(_) | Stage::Done => return None,
+            Stage::New(_) | Stage::Joining(_) | Stage::Done | Stage::Spent => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
                 (Ok(Admitted::Exempt), Nanos::ZERO)
@@ -441,7 +444,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let key = match std::mem::replace(&mut wait.stage, Stage::Done) {
             Stage::Queued(key) => Some(key),
             Stage::Joining(_) => None,
-            Stage::New(_) | Stage::Exempt | Stage::Done => return,
+            Stage::New(_) | Stage::Exempt | Stage::Done | Stage::Spent => return,
         };
         run_in_drop(|| {
             // Reported at the end, even if another waiter's waker panics.

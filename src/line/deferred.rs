@@ -91,7 +91,7 @@ pub(crate) fn drop_each<T>(first: &mut Option<Payload>, values: impl Iterator<It
 
 /// Keeps the first panic. A later panic is leaked: dropping its payload is user code, which may
 /// panic again.
-fn keep(first: &mut Option<Payload>, panic: Payload) {
+pub(crate) fn keep(first: &mut Option<Payload>, panic: Payload) {
     match first {
         None => *first = Some(panic),
         Some(_) => std::mem::forget(panic),

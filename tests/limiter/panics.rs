@@ -18,8 +18,8 @@ use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::policy::Keep;
 use tidegate::{
-    AllOf, AllRequest, AnyPolicy, Events, Grant, ManualClock, Rate, RateLimiter, Refusal, Request,
-    SlidingLog, SmoothBursty, TokenBucket, WhenFull,
+    AllOf, AllRequest, AnyPolicy, CountingLimit, Events, Grant, ManualClock, Rate, RateLimiter, Refusal,
+    Request, SlidingLog, SmoothBursty, TokenBucket, WhenFull,
 };
 #[cfg(feature = "keyed")]
 use tidegate::{KeyedAllOf, KeyedRateLimiter};
@@ -866,5 +866,71 @@ fn a_policy_that_panics_while_seats_are_given_up_keeps_no_seat() {
         drop(reserved);
         clock.advance(100 * SECOND);
         assert!(a.try_acquire().is_ok() && b.try_acquire().is_ok(), "{call}");
+    }
+}
+
+/// Bug: a reservation of a composite stayed in the queue if the clock of a member panicked while
+/// the reservation was dropped or settled. Later it took permits that nobody could give back.
+#[test]
+fn a_clock_that_panics_while_a_reservation_is_dropped_keeps_no_position() {
+    for (reading, settles) in (0..16).flat_map(|reading| [(reading, false), (reading, true)]) {
+        let panics_at = Arc::new(AtomicUsize::new(usize::MAX));
+        let at = panics_at.clone();
+        let clock = Counted::running(move |_, before| {
+            assert!(before != at.load(Ordering::Relaxed) || thread::panicking(), "a clock that panics");
+        });
+        let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 2), clock.clone());
+        let calls = CountingLimit::new(2);
+        let all = AllOf::new("rate", &rate).with_counting("calls", &calls);
+        drop(all.try_acquire_many(2).expect("permits"));
+        let reserved = all.reserve(2).expect("some day");
+        panics_at.store(clock.readings.load(Ordering::Relaxed) + reading, Ordering::Relaxed);
+        _ = catch_unwind(AssertUnwindSafe(|| match settles {
+            true => reserved.settle_unused(),
+            false => drop(reserved),
+        }));
+        panics_at.store(usize::MAX, Ordering::Relaxed);
+        assert_eq!(all.status().waiting, 0, "reading {reading}, settled: {settles}");
+        clock.clock.advance(100 * SECOND);
+        _ = all.try_acquire();
+        assert_eq!((calls.available(), rate.status().available), (2, 1), "reading {reading}");
+    }
+}
+
+/// Panics when it is notified of a grant.
+struct PanicsOnGrant;
+
+impl Events for PanicsOnGrant {
+    fn granted(&self, _: u64, _: Duration) {
+        panic!("an observer that panics");
+    }
+}
+
+/// Bug: a reservation whose grant an observer had met with a panic was charged again when it was
+/// settled.
+#[test]
+fn a_grant_that_an_observer_met_with_a_panic_is_charged_once() {
+    for (used, available) in [(1, 6), (4, 6), (5, 5)] {
+        for claims in [false, true] {
+            let policy = TokenBucket::new(Rate::per_hour(1), 10);
+            let limiter = RateLimiter::with_clock(policy.clone(), ManualClock::new());
+            limiter.observe(Arc::new(PanicsOnGrant));
+            let mut reserved = limiter.reserve(4).expect("permits");
+            if claims {
+                assert!(catch_unwind(AssertUnwindSafe(|| reserved.claim())).is_err());
+            }
+            _ = catch_unwind(AssertUnwindSafe(|| reserved.settle(used)));
+            assert_eq!(limiter.status().available, available);
+
+            let member = RateLimiter::with_clock(policy, ManualClock::new());
+            let all = AllOf::new("member", &member);
+            all.observe(Arc::new(PanicsOnGrant));
+            let mut reserved = all.reserve(4).expect("permits");
+            if claims {
+                assert!(catch_unwind(AssertUnwindSafe(|| reserved.claim())).is_err());
+            }
+            _ = catch_unwind(AssertUnwindSafe(|| reserved.settle(used)));
+            assert_eq!(member.status().available, available);
+        }
     }
 }
