@@ -676,6 +676,81 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
     }
 }
 
+/// Bug: A call that cost more than was left of a window paused all callers until the reset, although
+/// it was refused at once.
+#[test]
+fn a_refused_call_that_costs_more_than_is_left_pauses_nobody() {
+    type Ask = fn(&Obey, AllRequest<'static>) -> Poll<Result<Call, AllRefusal>>;
+    let at_once: Ask = |api, request| Poll::Ready(api.try_acquire_many(request));
+    let later: Ask = |api, request| poll(&mut Box::pin(api.acquire_many(request)));
+    let blocking: Ask = |api, request| Poll::Ready(api.blocking_acquire_many(request));
+    let reserved: Ask = |api, request| poll(&mut api.reserve(request).unwrap());
+    let five = AllRequest::from(5);
+    let soon = five.clone().within(secs(10));
+    let asks = [(at_once, five, 60_000), (later, soon.clone(), 50_000), (blocking, soon.clone(), 50_000)];
+    for (ask, request, retry_after) in asks.into_iter().chain([(reserved, soon, 50_000)]) {
+        let world = world();
+        world.respond(200, &[("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", "60")]);
+        world.clock.advance(Duration::from_millis(100));
+        let refuse = |retry_after: Duration| {
+            let Poll::Ready(Err(refusal)) = ask(&world.api, request.clone()) else { panic!("it waits") };
+            assert_eq!(refusal, Refusal::Paused { retry_after: retry_after.into() }.into());
+            assert_eq!((world.paused_for(), world.api.in_flight()), (Duration::ZERO, 0));
+        };
+        let retry_after = Duration::from_millis(retry_after - 100);
+        refuse(retry_after);
+        assert_eq!(world.available(), 13);
+        world.clock.advance(retry_after - Duration::from_nanos(1));
+        refuse(Duration::from_nanos(1));
+        let _calls: Vec<_> = (0..3).map(|_| world.call()).collect();
+    }
+    // Unless the call may wait so long, or need not ask.
+    let world = world();
+    world.respond(200, &[("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", "60")]);
+    world.clock.advance(Duration::from_millis(100));
+    let mut wait = Box::pin(world.api.acquire_many(Request::permits(5).within(secs(61))));
+    assert!(poll(&mut wait).is_pending());
+    assert_eq!(world.paused_for(), secs(60) - Duration::from_millis(100));
+    world.limiter.resume();
+    assert!(world.api.try_acquire_many(Request::permits(5).exempt()).is_ok());
+}
+
+/// Bug: The second wait of a call has only the rest of its maximum wait. Its refusal told when such a
+/// wait would be accepted, which is later than an equal call is.
+#[test]
+fn the_time_of_a_refusal_is_that_of_an_equal_call() {
+    type Wait<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Call, AllRefusal>> + 'a>>;
+    let acquire = |api: &Obey, request: Request| -> Wait<'_> {
+        let api = api.clone();
+        Box::pin(async move { api.acquire_many(request).await })
+    };
+    let reserve = |api: &Obey, request: Request| -> Wait<'_> { Box::pin(api.reserve(request).unwrap()) };
+    for wait in [acquire, reserve] {
+        for remaining in ["1", "3"] {
+            let clock = ManualClock::new();
+            let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5), clock.clone());
+            let api = Obey::with_options(limiter.clone(), options(&clock));
+            let reported = [("x-ratelimit-remaining", remaining), ("x-ratelimit-reset", "60")];
+            obey(&mut api.try_acquire().unwrap(), 200, &reported);
+            limiter.drain();
+            let request = Request::permits(2).within(secs(10));
+            let mut first = wait(&api, request);
+            let mut second = wait(&api, request);
+            assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+            // The second call has waited for 4 s when it is refused.
+            clock.advance(secs(2));
+            drop(poll(&mut first));
+            clock.advance(secs(2));
+            let Poll::Ready(Err(refusal)) = poll(&mut second) else { panic!("it waits") };
+            let told = refusal.retry_after().unwrap();
+            clock.advance(told - Duration::from_nanos(1));
+            assert!(poll(&mut wait(&api, request)).is_ready(), "{remaining}");
+            clock.advance(Duration::from_nanos(1));
+            assert!(poll(&mut wait(&api, request)).is_pending(), "{remaining}");
+        }
+    }
+}
+
 /// A limiter whose store is away. A share decides each request of this limiter; a refund of this
 /// limiter goes to the store.
 #[derive(Debug)]
@@ -801,7 +876,8 @@ fn the_longest_wait_is_that_of_all_tries() {
                 continue;
             };
             assert!(!is_granted);
-            assert_eq!(refused.map(drop).unwrap_err().retry_after(), Some(Duration::from_millis(1)));
+            // An equal call would be accepted now.
+            assert_eq!(refused.map(drop).unwrap_err().retry_after(), Some(Duration::ZERO));
         }
     }
 }

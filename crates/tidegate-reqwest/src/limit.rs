@@ -41,7 +41,9 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 ///
 /// A call ends with the body of its response. Then permits of a
 /// [`CountingLimit`](tidegate::CountingLimit) are given back. A request that is dropped while it
-/// waits costs nothing. A failed request has used its permits.
+/// waits costs nothing, but a pause until the server allows this request
+/// [stays](tidegate_http::obey::Obey#fairness-and-cancel-safety). A failed request has used its
+/// permits.
 ///
 /// # Examples
 ///

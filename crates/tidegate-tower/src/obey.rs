@@ -44,7 +44,9 @@ use crate::service::take_ready;
 ///
 /// A request asks for permits when its response future is first polled. A call ends with the body
 /// of its response. Then permits of a [`CountingLimit`](tidegate::CountingLimit) are given back. A
-/// request that is dropped while it waits costs nothing. A failed request has used its permits.
+/// request that is dropped while it waits costs nothing, but a pause until the server allows this
+/// request [stays](tidegate_http::obey::Obey#fairness-and-cancel-safety). A failed request has used
+/// its permits.
 ///
 /// # Examples
 ///
@@ -279,7 +281,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it before its first poll, or while it waits for permits, costs nothing.
+    /// Dropping it before its first poll, or while it waits for permits, costs no permits.
     ///
     /// # Panics
     ///

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
-use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Grant, Nanos, Refusal};
+use tidegate::{
+    AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Grant, Nanos, Pause, Refusal,
+};
 
 use super::call::{Call, Held, Obeyed};
 use super::costs::{Count, Load};
@@ -41,6 +43,12 @@ use crate::read::ResponseLimits;
 /// both cases the permits of the first wait go back to the limiter: the call pays once, and nothing
 /// if it is refused. A limiter over a store does not take back all permits in some cases, as the
 /// limitations of its crate tell. Observers of the limiter are notified of each grant.
+///
+/// A call can cost more than the server allows until a reset, while the server allows smaller calls.
+/// If the call does not wait, or if its [maximum wait](AllRequest::within) is over before the reset,
+/// it is refused with [`Refusal::Paused`], and other calls go on. Otherwise the limiter pauses until
+/// the reset, for all calls. The limiter stays paused if this call is dropped while it waits, as
+/// nothing tells whether the pause has other reasons by then: [`forget`](Obey::forget) ends it.
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
@@ -73,23 +81,47 @@ const TRIES: usize = 4;
 #[derive(Debug)]
 pub(super) struct Tries {
     left: usize,
+    /// The maximum wait of the call, if it has one.
+    within: Option<Duration>,
     /// The total wait of all tries.
     waited: Duration,
 }
 
 impl Tries {
-    pub(super) fn new() -> Self {
-        Self { left: TRIES, waited: Duration::ZERO }
+    /// Creates the tries of a call that waits.
+    pub(super) fn new(request: &AllRequest<'_>) -> Self {
+        Self { left: TRIES, within: request.to_request().within, waited: Duration::ZERO }
+    }
+
+    /// Creates the tries of a call that does not wait.
+    fn at_once() -> Self {
+        Self { left: TRIES, within: Some(Duration::ZERO), waited: Duration::ZERO }
+    }
+
+    /// Returns how long the call may still wait.
+    fn rest(&self) -> Duration {
+        self.within.map_or(Duration::MAX, |within| within.saturating_sub(self.waited))
     }
 
     /// Returns the request of the next try. Its maximum wait is the rest of the call's maximum
     /// wait.
     pub(super) fn next<'a>(&self, request: &AllRequest<'a>) -> AllRequest<'a> {
-        let request = request.clone();
-        match request.to_request().within {
-            Some(within) => request.within(within.saturating_sub(self.waited)),
-            None => request,
+        match self.within {
+            Some(_) => request.clone().within(self.rest()),
+            None => request.clone(),
         }
+    }
+
+    /// Returns this refusal of a try as a refusal of the call. An equal call can wait for as long as
+    /// this one could at first, so it is accepted earlier than an equal try.
+    pub(super) fn refused(&self, mut refusal: AllRefusal) -> AllRefusal {
+        if self.within.is_some()
+            && let AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal, .. } = &mut refusal
+            && let Refusal::Limited { retry_after } | Refusal::Paused { retry_after } = refusal
+        {
+            *retry_after = retry_after.as_duration().saturating_sub(self.waited).into();
+        }
+        refusal
     }
 }
 
@@ -153,10 +185,11 @@ impl Obey {
     /// The errors of [`AnyLimiter::acquire_many`].
     pub async fn acquire_many(&self, request: impl Into<AllRequest<'_>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut tries) = (self.current(), Tries::new());
+        let (mut at, mut tries) = (self.current(), Tries::new(&request));
         loop {
-            let permits = or_empty(at.shared.limiter.acquire_many(tries.next(&request)).await)?;
-            if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
+            let permits = or_empty(at.shared.limiter.acquire_many(tries.next(&request)).await);
+            let permits = permits.map_err(|refusal| tries.refused(refusal))?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut tries)? {
                 return Ok(call);
             }
         }
@@ -178,10 +211,11 @@ impl Obey {
     /// The errors of [`AnyLimiter::try_acquire_many`].
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut tries) = (self.current(), Tries::new());
+        let (mut at, mut tries) = (self.current(), Tries::at_once());
         loop {
-            let permits = or_empty(at.shared.limiter.try_acquire_many(tries.next(&request)))?;
-            if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
+            let permits = or_empty(at.shared.limiter.try_acquire_many(tries.next(&request)));
+            let permits = permits.map_err(|refusal| tries.refused(refusal))?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut tries)? {
                 return Ok(call);
             }
         }
@@ -195,10 +229,11 @@ impl Obey {
     /// The errors of [`AnyLimiter::blocking_acquire_many`].
     pub fn blocking_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut tries) = (self.current(), Tries::new());
+        let (mut at, mut tries) = (self.current(), Tries::new(&request));
         loop {
-            let permits = or_empty(at.shared.limiter.blocking_acquire_many(tries.next(&request)))?;
-            if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
+            let permits = or_empty(at.shared.limiter.blocking_acquire_many(tries.next(&request)));
+            let permits = permits.map_err(|refusal| tries.refused(refusal))?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut tries)? {
                 return Ok(call);
             }
         }
@@ -268,68 +303,75 @@ impl Obey {
     }
 
     /// Begins a call, unless the server does not allow it, or its route has moved to another
-    /// limiter. In these cases the permits go back to the limiter that granted them.
+    /// limiter. In these cases the permits go back to the limiter that granted them. Returns `None`
+    /// if the call is to ask again.
     fn begin_allowed(
         &mut self,
         request: &AllRequest<'_>,
         permits: AllPermits,
         tries: &mut Tries,
-    ) -> Option<Call> {
+    ) -> Result<Option<Call>, AllRefusal> {
         // A limiter can grant a call without permits; the server counts that call too.
         let got = permits.permits().max(request.to_request().permits);
         let (granted_by, mut panic) = (self.shared.clone(), FirstPanic::default());
-        let ticket = panic.catch(|| self.begin_try(request, got, permits.waited(), tries)).flatten();
-        if let Some(ticket) = ticket {
-            return Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits)));
+        let begun = panic.catch(|| self.begin_try(request, got, permits.waited(), tries));
+        if let Some(Ok(Some(ticket))) = begun {
+            return Ok(Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits))));
         }
         granted_by.refund(request, permits);
         panic.resume();
-        None
+        begun.transpose().map(|_| None)
     }
 
     /// Begins a call with the permits of this reservation, unless the server does not allow it, or
-    /// its route has moved to another limiter. In these cases the permits go back.
+    /// its route has moved to another limiter. In these cases the permits go back. Returns `None`
+    /// if the call is to ask again.
     pub(super) fn begin_reserved(
         &mut self,
         request: &AllRequest<'_>,
         reservation: AnyReservation,
         grant: Grant,
         tries: &mut Tries,
-    ) -> Option<Call> {
+    ) -> Result<Option<Call>, AllRefusal> {
         let got = grant.permits().max(request.to_request().permits);
         let mut panic = FirstPanic::default();
-        let ticket = panic.catch(|| self.begin_try(request, got, grant.waited(), tries)).flatten();
-        if let Some(ticket) = ticket {
+        let begun = panic.catch(|| self.begin_try(request, got, grant.waited(), tries));
+        if let Some(Ok(Some(ticket))) = begun {
             let held = Held::Reservation(Mutex::new(reservation));
-            return Some(Call::new(self.clone(), ticket, tries.waited, held));
+            return Ok(Some(Call::new(self.clone(), ticket, tries.waited, held)));
         }
         reservation.settle_unused();
         panic.resume();
-        None
+        begun.transpose().map(|_| None)
     }
 
-    /// Begins a call that got `got` permits after the wait `waited`, unless the server does not
-    /// allow it, or its route has moved to another limiter.
+    /// Begins a call that got `got` permits after the wait `waited`. Returns `None` if the call is
+    /// to ask again: its route has moved to another limiter, or the server does not allow it before
+    /// a reset, for which it may wait.
     fn begin_try(
         &mut self,
         request: &AllRequest<'_>,
         got: u32,
         waited: Duration,
         tries: &mut Tries,
-    ) -> Option<Ticket> {
+    ) -> Result<Option<Ticket>, AllRefusal> {
         tries.waited = tries.waited.saturating_add(waited);
         if self.switch_to_current() {
-            return None;
+            return Ok(None);
         }
         let load = self.load(request, got);
         if !waited.is_zero() && self.state().fits(&load) {
             tries.left = TRIES;
         }
         tries.left = tries.left.saturating_sub(1);
-        match tries.left {
-            0 => Some(self.force_begin(load)),
-            _ => self.begin_if_allowed(load),
+        let asked = request.to_request();
+        if tries.left == 0 || asked.exempt {
+            return Ok(Some(self.force_begin(load)));
         }
+        self.begin_if_allowed(load, tries).map_err(|refusal| match asked.wants_left {
+            true => refusal.with_left(self.shared.non_blocking.status()),
+            false => refusal,
+        })
     }
 
     fn force_begin(&self, load: Load) -> Ticket {
@@ -351,19 +393,28 @@ impl Obey {
         panic.catch(|| self.pause_until(shut, now));
     }
 
-    fn begin_if_allowed(&self, load: Load) -> Option<Ticket> {
+    fn begin_if_allowed(&self, load: Load, tries: &Tries) -> Result<Option<Ticket>, AllRefusal> {
         let now = self.now();
         let mut state = self.state();
         let begun = state.begin(now, load);
         let shut = state.exhausted_until(now);
         drop(state);
-        match begun {
-            Ok(ticket) => Some(self.pause_begun(ticket, shut, now)),
-            Err(until) => {
-                self.pause_until(Some(until).max(shut), now);
-                None
+        let until = match begun {
+            Ok(ticket) => return Ok(Some(self.pause_begun(ticket, shut, now))),
+            Err(until) => until,
+        };
+        self.pause_until(shut, now);
+        if Some(until) > shut {
+            // The server allows smaller calls, so the pause is only for this call to wait.
+            let wait = self.with_jitter(until.saturating_since(now).into());
+            if let Some(retry_after) = wait.checked_sub(tries.rest()).filter(|late| !late.is_zero()) {
+                let retry_after = retry_after.into();
+                return Err(tries.refused(Refusal::Paused { retry_after }.into()));
             }
+            // A key without room for a pause has no permits either.
+            let _ = self.pause(wait, Pause::lasting(wait).keep_permits());
         }
+        Ok(None)
     }
 
     /// Pauses the limiter for a call that has begun. If a waker or an observer panics in the pause,
@@ -411,8 +462,12 @@ impl Obey {
 
     /// Pauses the limiter for exactly this time.
     pub(super) fn pause_for(&self, wait: Duration) -> Result<(), AllRefusal> {
+        self.pause(wait, Pause::lasting(wait))
+    }
+
+    fn pause(&self, wait: Duration, pause: Pause) -> Result<(), AllRefusal> {
         let mut panic = FirstPanic::default();
-        let paused = panic.catch(|| self.shared.limiter.pause_for(wait));
+        let paused = panic.catch(|| self.shared.limiter.pause(pause));
         // If a waker or an observer panicked, the limiter pauses nevertheless.
         if !matches!(paused, Some(Err(_))) {
             let until = self.now().saturating_add(wait.into());

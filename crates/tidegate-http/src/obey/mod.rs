@@ -39,7 +39,7 @@
 //! | 429; 503, 403 or 400 with a header that reports a limit; gRPC status 8 or 14 with such a header (all cases: [`refused`](crate::read::ResponseLimits::refused)) | pauses the limiter for `Retry-After`, or without one, until the exhausted limits reset |
 //! | such a refusal without a time | pauses for a second. The pause doubles with each further refusal, until a call succeeds: its response has no status of 500 or above, and no gRPC status of a server error. A gRPC call succeeds by its trailers, unless its headers have the status |
 //! | `remaining` | lowers the available permits to `remaining` less the [costs](Obey#default-costs) of the calls in flight, and never raises them |
-//! | `remaining` with a reset | also allows no more calls than that until the reset. The call that takes the last unit pauses the limiter |
+//! | `remaining` with a reset | also allows no more calls than that until the reset. The call that takes the last unit pauses the limiter. A call that costs more than is left [waits or is refused](Obey#fairness-and-cancel-safety) |
 //! | a redirect, or a response from a cache | has no effect, unless it is a refusal |
 //! | `limit` with `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until a response reports more, for at most twice the longest response time of the window before |
 //! | `limit`, or a policy | has no other effect |

@@ -16,7 +16,8 @@ use super::handle::{Obey, Tries};
 ///
 /// # Cancel safety
 ///
-/// Dropping it cancels the reservation, which leaves neither a charge nor a position in the queue.
+/// Dropping it cancels the reservation, which leaves neither a charge nor a position in the queue. A
+/// pause until the server allows this call [stays](Obey#fairness-and-cancel-safety).
 ///
 /// # Panics
 ///
@@ -34,7 +35,8 @@ impl<'a> CallReservation<'a> {
     pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
         let obey = obey.current();
         let reservation = Some(obey.reserve_any(&request)?);
-        Ok(Self { obey, request, reservation, tries: Tries::new() })
+        let tries = Tries::new(&request);
+        Ok(Self { obey, request, reservation, tries })
     }
 
     /// Returns the time until the permits are due, if nothing changes: zero if they are due, and
@@ -59,12 +61,14 @@ impl Future for CallReservation<'_> {
             let reservation = this.reservation.as_mut().expect("polled after it was ready");
             let grant = ready!(Pin::new(reservation).poll(context));
             let Some(reservation) = this.reservation.take() else { continue };
-            let (obey, request) = (&mut this.obey, &this.request);
-            if let Some(call) = obey.begin_reserved(request, reservation, grant?, &mut this.tries) {
+            let Self { obey, request, tries, .. } = this;
+            let grant = grant.map_err(|refusal| tries.refused(refusal))?;
+            if let Some(call) = obey.begin_reserved(request, reservation, grant, tries)? {
                 return Poll::Ready(Ok(call));
             }
             // The permits went back first, so the next reservation does not wait behind them.
-            this.reservation = Some(obey.reserve_any(&this.tries.next(request))?);
+            let again = obey.reserve_any(&tries.next(request));
+            this.reservation = Some(again.map_err(|refusal| tries.refused(refusal))?);
         }
     }
 }
