@@ -659,9 +659,13 @@ impl<C: Timer> AllOf<C> {
 
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_request(&request.request);
-        if request.without_defaults {
+        if request.without_defaults || request.without_counting {
+            let is_free = |entry: &Entry| {
+                let is_counting = matches!(entry.kind, Kind::Counting(_));
+                entry.cost.is_some() && request.without_defaults || is_counting && request.without_counting
+            };
             let members = self.shared.rule.members.iter().enumerate();
-            members.filter(|(_, member)| member.cost.is_some()).for_each(|(index, _)| ask.set(index, 0));
+            members.filter(|(_, entry)| is_free(entry)).for_each(|(index, _)| ask.set(index, 0));
         }
         self.shared.rule.set_costs(&mut ask, request)?;
         Ok(ask)

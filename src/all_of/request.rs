@@ -53,6 +53,8 @@ pub struct AllRequest<'a> {
     others: Option<u32>,
     /// Whether a member with a default cost costs nothing if it is not named.
     pub(crate) without_defaults: bool,
+    /// Whether a counting limit is asked for nothing if it is not named.
+    pub(crate) without_counting: bool,
     /// All other settings of the request.
     pub(crate) request: Request,
 }
@@ -66,6 +68,7 @@ impl<'a> AllRequest<'a> {
             more: Vec::new(),
             others: None,
             without_defaults: false,
+            without_counting: false,
             request: Request::permits(1),
         }
     }

@@ -38,6 +38,7 @@ use crate::all_of::{AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::{AnyLimiter, AnyReservation};
 use crate::error::Refusal;
 use crate::io::read::Reads;
+use crate::rate::Rate;
 
 pin_project! {
     /// A reader, a writer or both, that takes a permit for each byte.
@@ -46,6 +47,10 @@ pin_project! {
     /// implements the same traits. Reading and writing each have a limiter, or share one. For
     /// several limits at once, such as those of a connection, a user and all users, pass an
     /// [`AllOf`](crate::AllOf). The rate may change at any time.
+    ///
+    /// A [`CountingLimit`](crate::CountingLimit) in an `AllOf` is asked for nothing, because bytes
+    /// are not in use for a time. A member with a [default cost](crate::AllOf::default_cost) is
+    /// charged that cost for each chunk.
     ///
     /// # Chunks
     ///
@@ -176,6 +181,8 @@ impl<T> Throttled<T> {
 const CHUNK: Duration = Duration::from_millis(10);
 const MIN_CHUNK: u32 = 512;
 const MAX_CHUNK: u32 = 65_536;
+/// After so many looks at the rate and the burst, a chunk that was refused is tried again.
+const LOOKS: u32 = 64;
 
 /// One direction of a transfer, and its payments.
 struct Direction {
@@ -184,6 +191,11 @@ struct Direction {
     /// The number of bytes that are paid for at a time.
     chunk: u32,
     max_chunk: u32,
+    /// The chunk by the rate and the burst, as they were last known. It is larger than `chunk` if a
+    /// share of the burst is kept for other priorities.
+    whole: u32,
+    /// How often the rate and the burst were looked at since `chunk` was set to `whole`.
+    looked: u32,
     /// The chunk that is being paid for, its reservation, and whether that has waited.
     reservation: Option<(u32, AnyReservation, bool)>,
 }
@@ -191,14 +203,26 @@ struct Direction {
 impl Direction {
     fn new(limiter: AnyLimiter, max_chunk: u32) -> Direction {
         let limiter = limiter.non_blocking();
-        let mut direction = Direction { limiter, chunk: 0, max_chunk, reservation: None };
+        let mut direction =
+            Direction { limiter, chunk: 0, max_chunk, whole: 0, looked: 0, reservation: None };
         direction.set_chunk();
         direction
     }
 
     /// Fits the chunk to the rate and the burst, which may have changed.
     fn set_chunk(&mut self) {
-        self.chunk = chunk(&self.limiter.status(), self.max_chunk);
+        self.whole = chunk(&self.limiter.status(), self.max_chunk);
+        (self.chunk, self.looked) = (self.whole, 0);
+    }
+
+    /// Fits the chunk to the rate and the burst, if they have changed. If not, a chunk that is
+    /// smaller stays so for a while, because the limiter may refuse a whole one again.
+    fn follow(&mut self) {
+        let (chunk, whole, looked) = (self.chunk, self.whole, self.looked);
+        self.set_chunk();
+        if self.whole == whole && looked < LOOKS {
+            (self.chunk, self.looked) = (chunk, looked + 1);
+        }
     }
 
     /// Returns how many of these bytes are a chunk: all of them, or fewer.
@@ -211,13 +235,22 @@ impl Direction {
     fn reserve_chunk(&mut self, bytes: usize) -> io::Result<u32> {
         loop {
             let part = self.part(bytes);
-            match self.limiter.reserve(AllRequest::from(part)) {
-                Ok(reservation) => {
-                    self.reservation = Some((part, reservation, false));
-                    return Ok(part);
+            let mut request = AllRequest::from(part);
+            // A reader would keep its permits in use until its next read.
+            request.without_counting = true;
+            let reservation = match self.limiter.reserve(request) {
+                Ok(reservation) => reservation,
+                // No limit counts bytes.
+                Err(refusal) if refusal.refusal() == Some(Refusal::ZeroPermits) => {
+                    AnyReservation::empty(self.limiter.clone())
                 }
-                Err(refusal) => self.shrink_after(part, refusal)?,
-            }
+                Err(refusal) => {
+                    self.shrink_after(part, refusal)?;
+                    continue;
+                }
+            };
+            self.reservation = Some((part, reservation, false));
+            return Ok(part);
         }
     }
 
@@ -237,7 +270,7 @@ impl Direction {
         match decision {
             Ok(grant) => {
                 if grant.waited() > Duration::ZERO {
-                    self.set_chunk();
+                    self.follow();
                 }
                 Poll::Ready(Ok(Some(bytes)))
             }
@@ -257,7 +290,7 @@ impl Direction {
     /// unless the chunk is now smaller than the refused chunk: the limiter may grant a smaller
     /// chunk.
     fn shrink_after(&mut self, refused: u32, refusal: AllRefusal) -> io::Result<()> {
-        self.set_chunk();
+        self.follow();
         // A share of the burst may be kept for other priorities.
         if let Some(Refusal::ExceedsLimit { limit, .. }) = refusal.refusal() {
             self.chunk = self.chunk.min(limit.max(1));
@@ -268,8 +301,12 @@ impl Direction {
     /// Ends the reservation. `bytes` of its bytes were moved.
     fn settle(&mut self, bytes: u32) {
         if let Some((_, reservation, _)) = self.reservation.take() {
-            // All limits get the same number, so no name can be wrong.
-            let _ = reservation.settle(bytes);
+            match bytes {
+                // Default costs go back, too.
+                0 => reservation.settle_unused(),
+                // All limits get the same number, so no name can be wrong.
+                _ => drop(reservation.settle(bytes)),
+            }
         }
     }
 }
@@ -287,6 +324,10 @@ impl fmt::Debug for Direction {
 /// Returns how many bytes a transfer under this limiter pays for at a time: the number that the
 /// strictest of its limits grants within 10 ms, at least 512 bytes and at most 64 KiB, and no more
 /// than it grants at once.
+///
+/// A member without a rate, such as a [`CountingLimit`](crate::CountingLimit), counts only if it is
+/// the only limit. A member with a [default cost](crate::AllOf::default_cost) counts as if its
+/// permits were bytes, so give it a rate and a burst that make no chunk smaller.
 ///
 /// [`Throttled`] has chunks of this size, and so has `ThrottledBody` in the crate `tidegate-http`.
 /// A custom adapter with chunks of this size gets the same share of the rate as these two adapters.
@@ -309,12 +350,16 @@ pub fn chunk_size(limiter: &AnyLimiter) -> u32 {
 }
 
 fn chunk(status: &AllStatus, most: u32) -> u32 {
+    let members = &status.members;
+    // Among several, a member without a rate is one that counts permits in use.
+    let is_asked = |rate: Rate| members.len() == 1 || !rate.is_unlimited();
     let of_limit = |rate: f64, limit: u64| {
         let chunk = (rate * CHUNK.as_secs_f64()).clamp(MIN_CHUNK.min(most).into(), most.into());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at most `most`")]
         let chunk = chunk as u32;
         u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, chunk)
     };
-    let chunks = status.members.iter().map(|(_, status)| of_limit(status.rate.as_per_second(), status.limit));
+    let asked = members.iter().filter(|(_, status)| is_asked(status.rate));
+    let chunks = asked.map(|(_, status)| of_limit(status.rate.as_per_second(), status.limit));
     chunks.min().unwrap_or(most)
 }

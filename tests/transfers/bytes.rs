@@ -9,9 +9,12 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::io::Throttled;
+use tidegate::io::{Throttled, chunk_size};
 use tidegate::policy::Change;
-use tidegate::{AllOf, AllRefusal, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, TokioClock};
+use tidegate::{
+    AllOf, AllRefusal, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, Statistics, TokenBucket,
+    TokioClock,
+};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncSeekExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::Instant;
 use tokio_test::task::spawn;
@@ -491,6 +494,93 @@ fn a_share_that_is_kept_ends_no_transfer() {
     assert_pending!(read.poll());
     clock.advance(Duration::from_millis(6));
     assert!(assert_ready_ok!(read.poll()) > 0);
+}
+
+/// Bug: after each wait the transfer asked again for a chunk that no share of the burst allows, and
+/// each time the observer was told of a refusal.
+#[test]
+fn a_chunk_beside_a_share_that_is_kept_is_not_refused_again_and_again() {
+    let (limiter, clock) = bucket(1_000_000, 10_000);
+    limiter.keep_for_priority(6_000, 1);
+    let statistics = Arc::new(Statistics::new());
+    limiter.observe(statistics.clone());
+    let mut writer =
+        Throttled::new(Peer { most: usize::MAX, ..Peer::default() }).limit_writes(limiter.clone());
+    let mut write = |bytes: usize| {
+        let (mut written, mut largest) = (0, 0);
+        while written < bytes {
+            match spawn(writer.write(&[1; 20_000])).poll() {
+                Poll::Ready(n) => {
+                    let n = n.expect("no error");
+                    (written, largest) = (written + n, largest.max(n));
+                }
+                Poll::Pending => clock.advance(Duration::from_millis(1)),
+            }
+        }
+        largest
+    };
+    assert_eq!(write(200_000), 4_000);
+    assert_eq!(statistics.snapshot().exceeds_limit, 1);
+    // In the end it asks again, in case the share is no longer kept.
+    limiter.keep_for_priority(0, 1);
+    assert_eq!(write(200_000), 10_000);
+    assert_eq!(statistics.snapshot().exceeds_limit, 1);
+}
+
+/// Bug: the default cost of a member was charged at each poll of a writer whose peer took nothing.
+#[test]
+fn a_write_that_the_peer_does_not_take_costs_no_default_cost() {
+    let (bytes, clock) = bucket(1000, 1000);
+    let writes = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1000), clock);
+    let both = AllOf::new("bytes", &bytes).with("writes", &writes).default_cost("writes", 1);
+    let peer = Peer { most: usize::MAX, ..Peer::default() };
+    let mut writer = Throttled::new(peer.clone()).limit_writes(both);
+    *peer.full.lock().expect("no panic") = true;
+    for _ in 0..3 {
+        assert_pending!(spawn(writer.write(&[1; 100])).poll());
+    }
+    assert_eq!((bytes.status().available, writes.status().available), (1000, 1000));
+    *peer.full.lock().expect("no panic") = false;
+    assert_eq!(assert_ready_ok!(spawn(writer.write(&[1; 100])).poll()), 100);
+    assert_eq!((bytes.status().available, writes.status().available), (900, 999));
+}
+
+/// Bug: a counting limit of 4 cut the chunks to 4 bytes.
+#[test]
+fn a_limit_of_permits_in_use_cuts_no_chunk() {
+    let (limiter, _) = bucket(1_000_000, 100_000);
+    let limits = AllOf::new("bytes", &limiter).with_counting("transfers", &CountingLimit::new(4));
+    assert_eq!(chunk_size(&limits.clone().into()), 10_000);
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limits);
+    assert_eq!(assert_ready_ok!(spawn(reader.read(&mut [0; 50_000])).poll()), 10_000);
+    // Without a rate, its permits are the only limit.
+    assert_eq!(chunk_size(&CountingLimit::new(4).into()), 4);
+}
+
+/// Bug: a reader kept its permit of a counting limit until its next read, and a write that needed
+/// the permit waited for ever.
+#[test]
+fn a_transfer_takes_no_permits_in_use() {
+    let (bytes, clock) = bucket(100_000, 512);
+    let transfers = CountingLimit::new(1);
+    let limits = AllOf::new("bytes", &bytes).with_counting("transfers", &transfers);
+    let peer = Peer { most: usize::MAX, ..Peer::default() };
+    let mut writer = Throttled::new(peer).limit_writes(limits.clone());
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limits);
+    for _ in 0..3 {
+        let mut buffer = [0; 512];
+        let mut read = spawn(reader.read(&mut buffer));
+        if read.poll().is_pending() {
+            clock.advance(Duration::from_millis(10));
+            assert_eq!(assert_ready_ok!(read.poll()), 512);
+        }
+        drop(read);
+        assert_eq!(transfers.available(), 1);
+        let mut write = spawn(writer.write(&[1; 512]));
+        assert_pending!(write.poll());
+        clock.advance(Duration::from_millis(10));
+        assert_eq!(assert_ready_ok!(write.poll()), 512);
+    }
 }
 
 #[tokio::test(start_paused = true)]
