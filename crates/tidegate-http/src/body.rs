@@ -18,6 +18,9 @@ use pin_project_lite::pin_project;
 use tidegate::io::chunk_size;
 use tidegate::{AcquireAny, AnyLimiter, Refusal};
 
+/// After so many looks at the rate and the burst, a chunk that was refused is tried again.
+const LOOKS: u32 = 64;
+
 type BoxError = Box<dyn StdError + Send + Sync>;
 
 pin_project! {
@@ -26,6 +29,9 @@ pin_project! {
     /// It works with every body of the crate `http-body`: in a server or a client, in hyper, axum,
     /// tonic or reqwest. For several limits at once, such as those of a connection, a user and all
     /// users, pass an [`AllOf`](tidegate::AllOf). The rate may change at any time.
+    ///
+    /// A [`CountingLimit`](tidegate::CountingLimit) in an `AllOf` does not limit the bytes: a chunk
+    /// waits for one of its permits, and gives the permit back when it is yielded.
     ///
     /// # Chunks
     ///
@@ -85,6 +91,11 @@ pin_project! {
         inner: B,
         limiter: AnyLimiter,
         chunk: u32,
+        // The size by the rate and the burst, as they were last known. It is larger than `chunk` if
+        // a share of the burst is kept for other priorities.
+        whole: u32,
+        // How often the rate and the burst were looked at since `chunk` was set to `whole`.
+        looked: u32,
         max_chunk: u32,
         // The bytes of a frame that are not yielded yet; never empty.
         data: Option<B::Data>,
@@ -98,8 +109,17 @@ impl<B: Body> ThrottledBody<B> {
     /// Creates a body that limits the bytes of `inner`.
     pub fn new(inner: B, limiter: impl Into<AnyLimiter>) -> ThrottledBody<B> {
         let limiter = limiter.into();
-        let chunk = chunk_size(&limiter);
-        ThrottledBody { inner, limiter, chunk, max_chunk: u32::MAX, data: None, wait: Mutex::new(None) }
+        let (chunk, wait) = (chunk_size(&limiter), Mutex::new(None));
+        ThrottledBody {
+            inner,
+            limiter,
+            chunk,
+            whole: chunk,
+            looked: 0,
+            max_chunk: u32::MAX,
+            data: None,
+            wait,
+        }
     }
 
     /// Sets the largest size of a chunk; 0 counts as one byte. More chunks cost more.
@@ -159,7 +179,13 @@ where
             let (bytes, has_waited) = (*bytes, *has_waited);
             *wait = None;
             if decision.as_ref().map_or(true, |permits| !permits.waited().is_zero()) {
-                *this.chunk = chunk_size(this.limiter);
+                let whole = chunk_size(this.limiter);
+                // If nothing changed, a chunk that is smaller stays so for a while, because the
+                // limiter may refuse a whole one again.
+                if whole != *this.whole || *this.looked == LOOKS {
+                    (*this.chunk, *this.whole, *this.looked) = (whole, whole, 0);
+                }
+                *this.looked += 1;
             }
             match decision {
                 Ok(_) => {
@@ -173,7 +199,7 @@ where
                 Err(_) if *this.chunk < bytes => {}
                 Err(refusal) => match refusal.refusal() {
                     // The burst became smaller meanwhile, and may be large again.
-                    Some(Refusal::ExceedsLimit { .. }) if has_waited => {}
+                    Some(Refusal::ExceedsLimit { .. }) if has_waited => *this.chunk = *this.whole,
                     // A share of the burst is kept for other priorities.
                     Some(Refusal::ExceedsLimit { limit, .. }) if limit.max(1) < bytes => {
                         *this.chunk = limit.max(1);

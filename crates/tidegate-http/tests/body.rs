@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::policy::Change;
 use tidegate::{
-    AllOf, AllRefusal, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, TokioClock,
+    AllOf, AllRefusal, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, Statistics, TokenBucket,
+    TokioClock,
 };
 use tidegate_http::ThrottledBody;
 use tokio::time::Instant;
@@ -198,6 +200,36 @@ fn a_share_that_is_kept_ends_no_body() {
         assert_eq!(size(assert_ready!(spawn(body.frame()).poll())), Some(4_000));
         clock.advance(Duration::from_millis(10));
     }
+}
+
+/// Bug: after each wait the body asked again for a chunk that no share of the burst allows, and each
+/// time the observer was told of a refusal.
+#[test]
+fn a_chunk_beside_a_share_that_is_kept_is_not_refused_again_and_again() {
+    let (limiter, clock) = bucket(1_000_000, 10_000);
+    limiter.keep_for_priority(6_000, 1);
+    let statistics = Arc::new(Statistics::new());
+    limiter.observe(statistics.clone());
+    let mut body = ThrottledBody::new(Frames::of(&[1_000_000]), limiter.clone());
+    let mut largest_of = |bytes: usize| {
+        let (mut taken, mut largest) = (0, 0);
+        while taken < bytes {
+            match spawn(body.frame()).poll() {
+                Poll::Ready(frame) => {
+                    let n = size(frame).unwrap();
+                    (taken, largest) = (taken + n, largest.max(n));
+                }
+                Poll::Pending => clock.advance(Duration::from_millis(1)),
+            }
+        }
+        largest
+    };
+    assert_eq!(largest_of(200_000), 4_000);
+    assert_eq!(statistics.snapshot().exceeds_limit, 1);
+    // In the end it asks again, in case the share is no longer kept.
+    limiter.keep_for_priority(0, 1);
+    assert_eq!(largest_of(200_000), 10_000);
+    assert_eq!(statistics.snapshot().exceeds_limit, 1);
 }
 
 #[test]
