@@ -80,7 +80,8 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
         let (a, b) = (bucket(&clock), bucket(&clock));
         let take = |first: &Bucket, second: &Bucket| {
             let (first, second) = (member(first), member(second));
-            first.take_then((1, 0), None, &mut || second.take_then((1, 0), None, &mut || Ok(()))).is_ok()
+            let mut rest = || second.take_then((1, 0), None, &mut || Ok(())).map(drop);
+            first.take_then((1, 0), None, &mut rest).is_ok()
         };
         let other = {
             let (a, b) = (a.clone(), b.clone());
@@ -152,7 +153,8 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
 fn permits_put_back_are_those_taken() {
     undo_against_a_refund(|a, b, _| {
         let (a, b) = (member(a), member(b));
-        let _ = a.take_then((1, 0), None, &mut || b.take_then((1, 0), None, &mut || Ok(())));
+        let mut rest = || b.take_then((1, 0), None, &mut || Ok(())).map(drop);
+        let _ = a.take_then((1, 0), None, &mut rest);
     });
 }
 

@@ -121,6 +121,9 @@ pub(crate) struct AllCharge {
     /// What a grant that was made without the lock left in the members, if the request asks for it.
     #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
     pub(crate) left: Option<Box<Vec<(usize, Left)>>>,
+    /// The members from which a grant that was made without the lock took nothing.
+    #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
+    pub(crate) passed: Option<Box<Vec<usize>>>,
 }
 
 impl Permits {
@@ -132,6 +135,15 @@ impl Permits {
         match self.first {
             None => self.first = Some(permit),
             Some(_) => self.more.get_or_insert_default().push(permit),
+        }
+    }
+}
+
+impl AllCharge {
+    /// Notes whether a grant that is made without the lock took permits from this member.
+    fn note_taken(&mut self, index: usize, took: bool) {
+        if !took {
+            self.passed.get_or_insert_default().push(index);
         }
     }
 }
@@ -327,12 +339,16 @@ impl<C: Timer> All<C> {
             (Kind::Rate(member), n) if ask.wants_left => {
                 let (asked, mut left) = ((n, ask.priority), None);
                 let mut more = || self.take_more(ask, more, charge, rest);
-                member.take_then(asked, Some(&mut left), &mut more)?;
+                let took = member.take_then(asked, Some(&mut left), &mut more)?;
                 charge.left.get_or_insert_default().extend(left.map(|left| (index, left)));
+                charge.note_taken(index, took);
                 Ok(())
             }
             (Kind::Rate(member), n) => {
-                member.take_then((n, ask.priority), None, &mut || self.take_more(ask, more, charge, rest))
+                let mut more = || self.take_more(ask, more, charge, rest);
+                let took = member.take_then((n, ask.priority), None, &mut more)?;
+                charge.note_taken(index, took);
+                Ok(())
             }
             (Kind::Counting(limit), n) => {
                 charge.permits.add(limit.take(n)?);
@@ -504,7 +520,7 @@ impl<C: Timer> Rule for All<C> {
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next waiter of this priority takes its seats behind others.
         self.priority_emptied(ask.priority, deferred);
-        Ok(AllCharge { taken, permits, left: None })
+        Ok(AllCharge { taken, permits, ..AllCharge::default() })
     }
 
     /// Asks for an equal number of each member in `as_many`, which are those that the request does

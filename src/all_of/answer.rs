@@ -32,6 +32,8 @@ pub(super) struct More {
     pub(super) held: Option<Box<dyn Send + Sync>>,
     /// Whether the request was decided without the store of the limiter.
     pub(super) degraded: bool,
+    /// The members in shadow mode that let the request pass without permits.
+    pub(super) passed: Vec<Name>,
 }
 
 impl AllPermits {
@@ -109,6 +111,38 @@ impl AllPermits {
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.n
+    }
+
+    /// Returns `false` if the member with this name is in [shadow
+    /// mode](crate::RateLimiter::set_shadow) and let the request pass without permits. Such a
+    /// member has nothing to get back in a [refund](crate::AllOf::refund).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let bucket = |burst| TokenBucket::new(Rate::per_second(1), burst);
+    /// let requests = RateLimiter::with_clock(bucket(10), clock.clone());
+    /// let tokens = RateLimiter::with_clock(bucket(100), clock);
+    /// tokens.set_shadow(true);
+    /// let both = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// let permits = both.try_acquire_many([("tokens", 500)])?;
+    /// assert!(permits.took_from("requests") && !permits.took_from("tokens"));
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    #[must_use]
+    pub fn took_from(&self, member: &str) -> bool {
+        self.more.as_ref().is_none_or(|more| more.passed.iter().all(|name| *name != *member))
+    }
+
+    /// Sets the members in shadow mode that let the request pass without permits.
+    pub(super) fn with_passed(mut self, passed: Vec<Name>) -> AllPermits {
+        if !passed.is_empty() {
+            self.more.get_or_insert_default().passed = passed;
+        }
+        self
     }
 
     /// Returns the time waited for the permits; zero if they were available at once.

@@ -129,13 +129,14 @@ pub(crate) trait Member: Send + Sync {
     fn predict_wait(&self, n: u32, priority: i8) -> Wait;
 
     /// Takes the permits `asked` for, at a priority, now; then calls `rest`, and puts the permits
-    /// back if `rest` fails. Sets `left`, if given, to what this leaves.
+    /// back if `rest` fails. Sets `left`, if given, to what this leaves. Returns whether it took
+    /// permits: in shadow mode it may let the request pass without.
     fn take_then(
         &self,
         asked: (u32, i8),
         left: Option<&mut Option<Left>>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
-    ) -> Result<(), Refusal>;
+    ) -> Result<bool, Refusal>;
 
     /// Returns when the seat is due; or, with position 0, when a newcomer would be due behind all
     /// requests in the queue and others of the total weight `ahead`. Assumes that nothing happens
@@ -207,6 +208,9 @@ pub(crate) trait MemberGrant: Send + Sync + Debug {
 
     /// Records that a waiter sees its grant.
     fn note_collected(&self);
+
+    /// Returns whether the grant took permits.
+    fn took(&self) -> bool;
 
     /// Returns what the grant left in the limiter; `None` if it took nothing.
     fn left(&self) -> Option<Left>;
@@ -357,7 +361,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
         (n, priority): (u32, i8),
         left: Option<&mut Option<Left>>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let shared = &self.shared;
         let word = shared.gate_word.load();
         let taken = if word.needs_no_lock() {
@@ -375,7 +379,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
         let grant = match taken {
             Ok(taken) => taken,
             // In shadow mode the member lets the request pass that it would have refused.
-            Err(_) if word.has(SHADOW) => return rest(),
+            Err(_) if word.has(SHADOW) => return rest().map(|()| false),
             Err(refusal) => return Err(refusal),
         };
         // From here on user code may panic. Then the guard undoes this take.
@@ -389,7 +393,7 @@ impl<P: Policy, C: Timer> Member for RateLimiter<P, C> {
         if let Some(id) = grant.keep().id {
             lock(&shared.line).make_final(id);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn due(
@@ -573,6 +577,10 @@ impl<P: Policy, C: Timer> MemberGrant for SettleableGrant<P, C> {
             self.shared.publish(&line);
         };
         run(&mut None, noted);
+    }
+
+    fn took(&self) -> bool {
+        self.grant.is_some()
     }
 
     fn left(&self) -> Option<Left> {

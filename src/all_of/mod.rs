@@ -722,6 +722,7 @@ fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, receipt: Receip
     let (n, took) = if granted.is_some() { (ask.others, true) } else { (0, false) };
     let charge = granted.map(|granted| granted.charge).unwrap_or_default();
     let left = (ask.wants_left && took).then(|| left(of, &charge));
+    let passed = of.rule.passed(&charge);
     let AllCharge { taken, permits, .. } = charge;
     // From here on the grant cannot be undone.
     drop(taken);
@@ -730,7 +731,8 @@ fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, receipt: Receip
     #[cfg(not(feature = "keyed"))]
     let held = None;
     let has_more = left.is_some() || held.is_some();
-    AllPermits { permits, n, waited, more: has_more.then(|| Box::new(More { left, held, degraded: false })) }
+    let more = has_more.then(|| Box::new(More { left, held, ..More::default() }));
+    AllPermits { permits, n, waited, more }.with_passed(passed)
 }
 
 #[cold]
@@ -788,6 +790,13 @@ impl<C: Timer> All<C> {
         // All costs are zero, or the permits are available by now.
         let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
         AllRefusal::from_member(name, refusal)
+    }
+
+    /// Returns the members from which a grant took nothing, although it asked them.
+    fn passed(&self, charge: &AllCharge) -> Vec<Name> {
+        let waited = charge.taken.iter().filter(|(_, share)| !share.took()).map(|(index, _)| index);
+        let at_once = charge.passed.iter().flat_map(|passed| passed.iter());
+        waited.chain(at_once).map(|index| self.members[*index].name.clone()).collect()
     }
 
     /// Sets `ask` to the costs of a request.

@@ -122,8 +122,9 @@ impl<C: Timer> AllOf<C> {
     /// Gives back permits of the members that were acquired and not used. See
     /// [`RateLimiter::refund`](crate::RateLimiter::refund).
     ///
-    /// Costs are given as in [`debit`](AllOf::debit): give the costs that the call was granted.
-    /// Permits of a [`CountingLimit`](crate::CountingLimit) go back when the
+    /// Costs are given as in [`debit`](AllOf::debit): give the costs that the call was granted, and
+    /// a cost of 0 for a member in shadow mode from which the grant
+    /// [took nothing](crate::AllPermits::took_from). Permits of a [`CountingLimit`](crate::CountingLimit) go back when the
     /// [`AllPermits`](crate::AllPermits) are dropped.
     ///
     /// # Errors

@@ -351,6 +351,39 @@ fn a_member_in_shadow_lets_pass() {
 }
 
 #[test]
+fn a_grant_tells_which_members_in_shadow_gave_nothing() {
+    let (a, b, both, clock) = two();
+    a.set_shadow(true);
+    let took = |permits: &tidegate::AllPermits| (permits.took_from("a"), permits.took_from("b"));
+    let left = || AllRequest::new().with_left();
+    assert_eq!(both.try_acquire().as_ref().map(took), Ok((true, true)));
+    assert_eq!(both.try_acquire().as_ref().map(took), Ok((false, true)));
+    assert_eq!(both.try_acquire_many(left()).as_ref().map(took), Ok((false, true)));
+    let none_of_a = both.try_acquire_many([("a", 0)]);
+    assert_eq!(none_of_a.as_ref().map(took), Ok((true, true)), "it needs none");
+    // The same for a request that waited.
+    b.drain();
+    let (mut first, mut second) = (spawn_pending(both.acquire()), spawn_pending(both.acquire()));
+    clock.advance(100 * MS);
+    assert_eq!(assert_ready!(first.poll()).as_ref().map(took), Ok((false, true)));
+    a.reset();
+    clock.advance(100 * MS);
+    assert_eq!(assert_ready!(second.poll()).as_ref().map(took), Ok((true, true)));
+
+    // And for a request of a key.
+    let users =
+        tidegate::KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), 100, clock.clone());
+    let keys = tidegate::KeyedAllOf::<str, _>::new("user", &users).with("a", &a);
+    users.set_shadow_all(true);
+    a.reset();
+    let took = |permits: &tidegate::AllPermits| (permits.took_from("user"), permits.took_from("a"));
+    assert_eq!(keys.try_acquire("alice").as_ref().map(took), Ok((true, true)));
+    assert_eq!(keys.try_acquire("alice").as_ref().map(took), Ok((false, false)));
+    clock.advance(SECOND);
+    assert_eq!(keys.try_acquire("alice").as_ref().map(took), Ok((true, true)));
+}
+
+#[test]
 fn a_bound_on_a_member_is_not_for_composites() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));

@@ -1960,6 +1960,31 @@ fn a_call_that_costs_only_named_limits_gives_back_its_permits() {
     assert_eq!(tokens.status().available, 40);
 }
 
+/// Bug: a member in shadow mode, which lets a call pass without permits, got the call's permits back
+/// if the server did not allow it.
+#[test]
+fn a_member_in_shadow_gets_back_what_it_gave() {
+    for (available, reserves) in [(0, false), (7, false), (0, true), (7, true)] {
+        let clock = ManualClock::new();
+        let bucket = |n| RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), n), clock.clone());
+        let (requests, tokens) = (bucket(10), bucket(100));
+        let all = AllOf::new("requests", &requests).with("tokens", &tokens);
+        let api = Obey::with_options(all, options(&clock));
+        let left = [("x-ratelimit-remaining-tokens", "3"), ("x-ratelimit-reset-tokens", "60s")];
+        obey(&mut api.begin(0), 200, &left);
+        tokens.set_shadow(true);
+        tokens.reset();
+        tokens.keep_at_most(available);
+        let request = AllRequest::from([("tokens", 5)]).within(Duration::ZERO);
+        let refused = match reserves {
+            true => poll(&mut api.reserve(request).unwrap()),
+            false => poll(&mut Box::pin(api.acquire_many(request))),
+        };
+        assert!(matches!(refused, Poll::Ready(Err(_))), "{refused:?}");
+        assert_eq!((requests.status().available, tokens.status().available), (10, available));
+    }
+}
+
 /// Bug: the permits of a call whose beginning panicked counted as used.
 #[test]
 fn a_call_whose_beginning_panics_gives_back_its_permits() {

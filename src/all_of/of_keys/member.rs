@@ -49,8 +49,8 @@ pub(crate) trait InTable<Q: ?Sized> {
     fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
 
     /// Takes `n` permits now, or none. Notifies no observer. Sets `left`, if given, to what this
-    /// leaves.
-    fn take(&self, key: &Q, asked: (u32, i8), left: Option<&mut Option<Left>>) -> Result<(), Refusal>;
+    /// leaves. Returns whether it took permits: in shadow mode it may let the request pass without.
+    fn take(&self, key: &Q, asked: (u32, i8), left: Option<&mut Option<Left>>) -> Result<bool, Refusal>;
 }
 
 /// The limiter of a key, as a member of the key's composite.
@@ -186,7 +186,7 @@ where
         key: &Q,
         (n, priority): (u32, i8),
         left: Option<&mut Option<Left>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let request = Request { wants_left: left.is_some(), ..Request::permits(n).priority(priority) };
         match table.attempt(table.hash_of(key), key, &request) {
@@ -194,11 +194,11 @@ where
                 if let Some(left) = left {
                     *left = grant.left();
                 }
-                Ok(())
+                Ok(true)
             }
             Ok(Attempt::Limiter(limiter)) => limiter.take_then((n, priority), left, &mut || Ok(())),
             // Like a member in shadow mode, it refuses no request.
-            Err(refusal) if table.passes(refusal) => Ok(()),
+            Err(refusal) if table.passes(refusal) => Ok(false),
             Err(refusal) => Err(refusal),
         }
     }

@@ -829,17 +829,20 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Err(refusal) = self.check_available(key, ask, of_key.as_ref()) {
             return Some(Err(refusal));
         }
-        let (mut charge, mut by_key, mut left) = (AllCharge::default(), None, None);
+        let (mut charge, mut by_key, mut left, mut passed) = (AllCharge::default(), None, None, None);
         let took = rule.take_then(ask, &mut charge, &mut || {
             let Some(OfKey { name, member, n }) = &of_key else { return Ok(()) };
             let left_slot = ask.wants_left.then_some(&mut left);
-            member.take(key, (*n, ask.priority), left_slot).inspect_err(|_| by_key = Some(*name))
+            let took = member.take(key, (*n, ask.priority), left_slot);
+            passed = took.inspect_err(|_| by_key = Some(*name)).map(|took| (!took).then_some(*name))?;
+            Ok(())
         });
         let granted = |()| {
             let left = left.and_then(|left| Some((self.index_of(of_key.as_ref()?.name)?, left)));
+            let passed = rule.passed(&charge).into_iter().chain(passed.cloned()).collect();
             let AllCharge { permits, left: others, .. } = charge;
             let status = || self.status(key).with_left(others.into_iter().flat_map(|left| *left).chain(left));
-            let granted = AllPermits { permits, ..Grant::at_once(ask.others).into() };
+            let granted = AllPermits { permits, ..Grant::at_once(ask.others).into() }.with_passed(passed);
             if ask.wants_left { granted.with_left(status()) } else { granted }
         };
         Some(took.map(granted).map_err(|refusal| {

@@ -129,6 +129,9 @@ impl Shared {
     /// Gives back the permits of a request that begins no call.
     fn refund(&self, request: &AllRequest<'_>, permits: AllPermits) {
         let (got, is_degraded) = (permits.permits(), permits.is_degraded());
+        // A member in shadow mode may have let the request pass without permits.
+        let passed = self.members.iter().filter(|name| !permits.took_from(name));
+        let given = passed.fold(request.clone(), |given, name| given.cost(name, 0));
         drop(permits);
         let asked = request.to_request();
         // `got` counts only the limits that the request does not name. A request that was granted
@@ -137,7 +140,7 @@ impl Shared {
         let has_none = asked.exempt || (got == 0 && asked.permits > 0);
         if !has_none && !is_degraded {
             // The request was granted, so each of its names is the name of a member.
-            let _ = self.non_blocking.refund(request.clone().cost_of_others(got));
+            let _ = self.non_blocking.refund(given.cost_of_others(got));
         }
     }
 }
