@@ -239,7 +239,11 @@ impl<L: Limit, V> Gate<L, V> {
                     None => self.limit.members(key),
                 };
                 let is_only = refusal.member().is_some() && self.name.is_some() && members() == Some(1);
-                let refused = Refused::by_limit(refusal).named(self.name.clone(), is_only);
+                // A single limiter names no member either. It mostly refuses because it is limited,
+                // which several limits do not do together.
+                let may_be_common = refusal.member().is_none() && !is_limited(&refusal);
+                let is_common = may_be_common && members().is_some_and(|members| members > 1);
+                let refused = Refused::by_limit(refusal).named(self.name.clone(), is_only).common(is_common);
                 if needs.mode == Mode::Shadow {
                     return Ok(Admission { shadowed: Some(refused), ..Admission::default() });
                 }
@@ -250,6 +254,10 @@ impl<L: Limit, V> Gate<L, V> {
             }
         }
     }
+}
+
+fn is_limited(refusal: &AllRefusal) -> bool {
+    matches!(refusal.refusal(), Some(Refusal::Limited { .. }))
 }
 
 impl<K, V> Clone for KeyOf<K, V> {

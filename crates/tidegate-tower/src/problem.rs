@@ -33,7 +33,7 @@ impl Refused {
 
 /// Problem details of RFC 9457, if a limit refused.
 fn refuse(refused: &Refused) -> Response<Bytes> {
-    let violated = Some(refused.limit()).filter(|_| !refused.is_undecided());
+    let violated = refused.violated();
     let mut problem = match refused.status() {
         StatusCode::TOO_MANY_REQUESTS => Problem::quota_exceeded(violated),
         StatusCode::SERVICE_UNAVAILABLE => Problem::temporary_reduced_capacity(violated),

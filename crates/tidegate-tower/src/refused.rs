@@ -21,6 +21,9 @@ pub struct Refused {
     name: Option<Arc<str>>,
     /// Whether the limit that refused is the only limit of the limiter.
     is_only: bool,
+    /// Whether several limits refused together, such as a composite that is paused. None of them is
+    /// the one that refused.
+    is_common: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,16 +34,21 @@ enum Cause {
 
 impl Refused {
     pub(crate) fn by_limit(refusal: AllRefusal) -> Refused {
-        Refused { cause: Cause::Limit(refusal), name: None, is_only: false }
+        Refused { cause: Cause::Limit(refusal), name: None, is_only: false, is_common: false }
     }
 
     pub(crate) fn no_key(status: StatusCode) -> Refused {
-        Refused { cause: Cause::NoKey(status), name: None, is_only: false }
+        Refused { cause: Cause::NoKey(status), name: None, is_only: false, is_common: false }
     }
 
     /// Sets the name of the layer. The layer's only limit has this name.
     pub(crate) fn named(self, name: Option<Arc<str>>, is_only: bool) -> Refused {
         Refused { name, is_only, ..self }
+    }
+
+    /// Sets whether several limits refused together.
+    pub(crate) fn common(self, is_common: bool) -> Refused {
+        Refused { is_common, ..self }
     }
 
     /// Returns the refusal of the limiter. `None` if the request has no key.
@@ -54,7 +62,8 @@ impl Refused {
 
     /// Returns the name of the limit that refused, as it is in the headers. With several limits
     /// this is the name of the member, otherwise the [name](crate::RateLimitLayer::named) of the
-    /// layer.
+    /// layer. If several limits refused together, such as an `AllOf` that is paused, this is also
+    /// the name of the layer; then the headers have no limit of this name.
     #[must_use]
     pub fn limit(&self) -> &str {
         let name = self.name.as_deref();
@@ -63,6 +72,11 @@ impl Refused {
             Some(member) => member,
             None => name.unwrap_or(NAME),
         }
+    }
+
+    /// Returns the name of the limit that the request violated, if there is one.
+    pub(crate) fn violated(&self) -> Option<&str> {
+        (!self.is_common && !self.is_undecided()).then(|| self.limit())
     }
 
     /// Returns whether the request was refused because the store of the limiter is unavailable, not
@@ -103,7 +117,7 @@ impl Refused {
             None if self.refusal().is_some() => return "the service made an error".to_owned(),
             None => return self.to_string(),
         };
-        format!("{}: {reason}", self.limit())
+        if self.is_common { reason.to_string() } else { format!("{}: {reason}", self.limit()) }
     }
 
     /// Returns the time to wait before the request can succeed. `None` if the time is unknown, or

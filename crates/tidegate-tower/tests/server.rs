@@ -545,6 +545,29 @@ async fn several_limits_are_asked_as_one() {
     assert_eq!(problem.violated_policies, ["all"]);
 }
 
+/// Bug: a refusal by several limits together named the layer as the violated limit. No header has a
+/// limit of this name.
+#[tokio::test]
+async fn a_refusal_by_all_limits_together_names_none() {
+    for is_told in [true, false] {
+        let both = AllOf::new("requests", &limiter(9)).with("tokens", &limiter(9));
+        let layer = RateLimitLayer::new(both.clone()).named("api");
+        let layer = if is_told { layer } else { layer.no_headers() };
+        both.pause_for(Duration::from_secs(30));
+        let refused = send(&layer, get("/")).await;
+        let state = if is_told { r#""requests";r=9;t=0, "tokens";r=9;t=0"# } else { "" };
+        assert_eq!(text(refused.headers(), "ratelimit"), state);
+        let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
+        assert!(problem.violated_policies.is_empty(), "{problem:?}");
+        assert!(problem.detail.unwrap().starts_with("paused, retry after 3"));
+    }
+    // The only limit is the one that is paused.
+    let one = limiter(9);
+    one.pause_for(Duration::from_secs(30));
+    let refused = send(&RateLimitLayer::new(one).named("api"), get("/")).await;
+    assert_eq!(tidegate_http::Problem::from_json(refused.body()).unwrap().violated_policies, ["api"]);
+}
+
 #[tokio::test]
 async fn keyed_and_common_limits_are_asked_as_one() {
     let clock = ManualClock::new();
