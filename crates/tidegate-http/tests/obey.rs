@@ -1725,6 +1725,33 @@ fn a_route_that_changes_its_bucket_takes_no_limiter_along() {
     assert_eq!((paused_for(&routes.of(a)), paused_for(&routes.of(b))), (secs(30), Duration::ZERO));
 }
 
+#[test]
+fn a_limiter_whose_bucket_is_forgotten_can_be_that_of_another_bucket() {
+    let (clock, made) = (ManualClock::new(), std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0)));
+    let routes = {
+        let (clock, made) = (clock.clone(), made.clone());
+        let make = move |_: &str| {
+            made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let policy = TokenBucket::new(Rate::per_second(10), 10);
+            Obey::with_options(RateLimiter::with_clock(policy, clock.clone()), options(&clock))
+        };
+        Scopes::new(4, make)
+            .by_bucket(|_, headers| Some(headers.get("x-ratelimit-bucket")?.to_str().ok()?.to_owned()))
+    };
+    let answer = |route: &Obey, bucket: &str| {
+        obey(&mut route.try_acquire().unwrap(), 200, &[("x-ratelimit-bucket", bucket)]);
+    };
+    let first = routes.of("first");
+    answer(&first, "a");
+    let others: Vec<_> = (0..6).map(|route| routes.of(&format!("{route}"))).collect();
+    others.iter().zip('b'..).for_each(|(route, bucket)| answer(route, &bucket.to_string()));
+    assert_eq!(made.load(std::sync::atomic::Ordering::Relaxed), 7);
+    answer(&first, "z");
+    assert_eq!(made.load(std::sync::atomic::Ordering::Relaxed), 7, "it takes its limiter along");
+    answer(&others[5], "y");
+    assert_eq!(made.load(std::sync::atomic::Ordering::Relaxed), 8, "its limiter is that of a bucket");
+}
+
 /// The call reserved again behind the permits that it was about to give back, and was refused.
 #[test]
 fn a_reservation_that_the_server_stops_does_not_wait_behind_itself() {

@@ -1,6 +1,6 @@
 //! [`Scopes`]: a limiter for each host, route or bucket.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -87,6 +87,8 @@ struct State {
     scopes: HashMap<String, Scope>,
     /// The limiters of the server's buckets.
     buckets: HashMap<String, Scope>,
+    /// The ids of these limiters.
+    of_buckets: HashSet<usize>,
     /// The number of requests for a scope so far.
     asked: u64,
     /// The end of the server's last pause of all calls.
@@ -205,6 +207,7 @@ impl Shared {
         let is_new = !state.buckets.contains_key(bucket);
         if is_new {
             let obey = made.take().unwrap_or_else(|| from.clone().without_scope_ref());
+            state.of_buckets.insert(obey.id());
             state.buckets.insert(bucket.to_owned(), Scope { obey, asked });
         }
         let known = state.buckets.get_mut(bucket)?;
@@ -247,6 +250,7 @@ impl Shared {
             is_as_ranked.then(|| scopes.remove(name))
         });
         let forgotten: Vec<_> = forgotten.collect();
+        state.of_buckets = state.buckets.values().map(|bucket| bucket.obey.id()).collect();
         drop(state);
         // Without the lock, because a limiter may run user code when it is dropped.
         drop((forgotten, ranked));
@@ -261,10 +265,10 @@ impl Shared {
         }
         // The routes of a bucket may have been forgotten, and several routes can share a limiter.
         let all = state.scopes.values().chain(state.buckets.values());
-        let mut all: HashMap<usize, Obey> = all.map(|scope| (scope.obey.id(), scope.obey.clone())).collect();
+        let all: Vec<Obey> = all.map(|scope| scope.obey.clone()).collect();
         drop(state);
-        all.remove(&own.id());
-        for obey in all.into_values() {
+        let mut paused = HashSet::from([own.id()]);
+        for obey in all.into_iter().filter(|obey| paused.insert(obey.id())) {
             // A key without room for a pause has no permits either.
             panic.catch(|| _ = obey.pause_for(wait));
         }
@@ -274,8 +278,7 @@ impl Shared {
 impl State {
     /// Returns whether a bucket is unknown, and the limiter of its route is that of another bucket.
     fn needs_limiter(&self, bucket: &str, from: &Obey) -> bool {
-        let is_of_another = || self.buckets.values().any(|known| known.obey.is_same(from));
-        !self.buckets.contains_key(bucket) && is_of_another()
+        !self.buckets.contains_key(bucket) && self.of_buckets.contains(&from.id())
     }
 }
 
