@@ -29,6 +29,11 @@ use crate::line::deferred::{resume_panic, run};
 /// reservation, and a limiter of one key that [`AnyKeyed::limiter`] returned, stay with their
 /// limiter after it was replaced. So do pauses and debits. But a closed `Replaceable` stays closed.
 ///
+/// A refund is a call of its own: after a replacement it gives the permits to the new limiter,
+/// although the old one granted them. Settling a reservation has no such effect. An adapter may
+/// read the names of the members only once, as `tidegate_http::obey::Obey` does: make a new adapter
+/// for a limiter with other members.
+///
 /// # Fairness and cancel safety
 ///
 /// Like the limiter that it holds. Requests of two limiters have no order.

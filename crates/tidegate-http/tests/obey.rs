@@ -676,8 +676,8 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
     }
 }
 
-/// Bug: A call that cost more than was left of a window paused all callers until the reset, although
-/// it was refused at once.
+/// Bug: A call that cost more than was left of a window paused all callers until the reset,
+/// although it was refused at once.
 #[test]
 fn a_refused_call_that_costs_more_than_is_left_pauses_nobody() {
     type Ask = fn(&Obey, AllRequest<'static>) -> Poll<Result<Call, AllRefusal>>;
@@ -715,8 +715,8 @@ fn a_refused_call_that_costs_more_than_is_left_pauses_nobody() {
     assert!(world.api.try_acquire_many(Request::permits(5).exempt()).is_ok());
 }
 
-/// Bug: The second wait of a call has only the rest of its maximum wait. Its refusal told when such a
-/// wait would be accepted, which is later than an equal call is.
+/// Bug: The second wait of a call has only the rest of its maximum wait. Its refusal told when such
+/// a wait would be accepted, which is later than an equal call is.
 #[test]
 fn the_time_of_a_refusal_is_that_of_an_equal_call() {
     type Wait<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Call, AllRefusal>> + 'a>>;
@@ -1987,8 +1987,8 @@ fn a_call_that_costs_only_named_limits_gives_back_its_permits() {
     assert_eq!(tokens.status().available, 40);
 }
 
-/// Bug: a member in shadow mode, which lets a call pass without permits, got the call's permits back
-/// if the server did not allow it.
+/// Bug: a member in shadow mode, which lets a call pass without permits, got the call's permits
+/// back if the server did not allow it.
 #[test]
 fn a_member_in_shadow_gets_back_what_it_gave() {
     for (available, reserves) in [(0, false), (7, false), (0, true), (7, true)] {

@@ -161,8 +161,12 @@ impl RateLimit {
 
     /// Sets the cost of a request: a number of permits, costs by the names of an
     /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. The default is one permit
-    /// of each limit. A cost of 0 is free: the request takes no permits, and its response is still
-    /// obeyed.
+    /// of each limit.
+    ///
+    /// A request with a cost of 0 takes no permits, except that in an `AllOf` a [default
+    /// cost](tidegate::AllOf::default_cost) and a [`CountingLimit`](tidegate::CountingLimit) still
+    /// apply. A closed limiter refuses it. An [exempt](AllRequest::exempt) request always passes.
+    /// The responses to both are still obeyed.
     ///
     /// # Examples
     ///

@@ -330,7 +330,11 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///
     /// The function returns a number of permits or a [`Request`](tidegate::Request), which may have
     /// a priority, a maximum wait or an exemption. For an `AllOf` it returns an [`AllRequest`] or a
-    /// list of costs by name. A cost of 0 is free.
+    /// list of costs by name.
+    ///
+    /// A cost of 0 takes no permits, except that in an `AllOf` a [default
+    /// cost](tidegate::AllOf::default_cost) and a [`CountingLimit`](tidegate::CountingLimit) still
+    /// apply. A closed limiter refuses it. An [exempt](AllRequest::exempt) request always passes.
     ///
     /// # Examples
     ///

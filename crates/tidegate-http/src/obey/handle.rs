@@ -35,6 +35,21 @@ use crate::read::ResponseLimits;
 /// about the limit. So a request of an `AllOf` with default costs should name them, as in
 /// `[("tokens", 1000)]`.
 ///
+/// # Costs of 0
+///
+/// A call that costs 0 begins at once and takes no permits. There are three exceptions: in an
+/// `AllOf`, a default cost and a [`CountingLimit`](tidegate::CountingLimit) still apply, and a
+/// closed limiter refuses the call. An [exempt](AllRequest::exempt) call has no exceptions. The
+/// responses to both are obeyed like any other.
+///
+/// # A limiter that is replaced
+///
+/// The names of the limiter's members are read once. If a [`Replaceable`](tidegate::Replaceable)
+/// gets a limiter with other names, the limits that the server reports by these names no longer
+/// lower permits; their exhaustion still pauses the limiter. Permits that go back after a
+/// replacement go to the new limiter, although the old one granted them. So rather replace the
+/// `Obey`, too.
+///
 /// # Fairness and cancel safety
 ///
 /// Like those of the limiter, except that a call waits a second time, at the end of the queue, in
@@ -44,11 +59,12 @@ use crate::read::ResponseLimits;
 /// if it is refused. A limiter over a store does not take back all permits in some cases, as the
 /// limitations of its crate tell. Observers of the limiter are notified of each grant.
 ///
-/// A call can cost more than the server allows until a reset, while the server allows smaller calls.
-/// If the call does not wait, or if its [maximum wait](AllRequest::within) is over before the reset,
-/// it is refused with [`Refusal::Paused`], and other calls go on. Otherwise the limiter pauses until
-/// the reset, for all calls. The limiter stays paused if this call is dropped while it waits, as
-/// nothing tells whether the pause has other reasons by then: [`forget`](Obey::forget) ends it.
+/// A call can cost more than the server allows until a reset, while the server allows smaller
+/// calls. If the call does not wait, or if its [maximum wait](AllRequest::within) is over before
+/// the reset, it is refused with [`Refusal::Paused`], even by a limiter in shadow mode, and other
+/// calls go on. Otherwise the limiter pauses until the reset, for all calls. The limiter stays
+/// paused if this call is dropped while it waits, as nothing tells whether the pause has other
+/// reasons by then: [`forget`](Obey::forget) ends it.
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
@@ -112,8 +128,8 @@ impl Tries {
         }
     }
 
-    /// Returns this refusal of a try as a refusal of the call. An equal call can wait for as long as
-    /// this one could at first, so it is accepted earlier than an equal try.
+    /// Returns this refusal of a try as a refusal of the call. An equal call can wait for as long
+    /// as this one could at first, so it is accepted earlier than an equal try.
     pub(super) fn refused(&self, mut refusal: AllRefusal) -> AllRefusal {
         if self.within.is_some()
             && let AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal, .. } = &mut refusal
@@ -177,8 +193,7 @@ impl Obey {
         self.acquire_many(AllRequest::new()).await
     }
 
-    /// Waits for the permits of a call, and begins it. A call that costs 0 begins at once and takes
-    /// no permits. Its response is obeyed like any other.
+    /// Waits for the permits of a call, and begins it. A call [may cost nothing](Obey#costs-of-0).
     ///
     /// The [maximum wait](AllRequest::within) of a request applies to the whole call, even if the
     /// call waits several times.
@@ -207,7 +222,8 @@ impl Obey {
         self.try_acquire_many(AllRequest::new())
     }
 
-    /// Begins a call with these costs now, or refuses it. A call that costs 0 is not refused.
+    /// Begins a call with these costs now, or refuses it. A call [may cost
+    /// nothing](Obey#costs-of-0).
     ///
     /// # Errors
     ///
