@@ -161,7 +161,8 @@ impl<C: Timer> AllReservation<C> {
     /// [`settle_unused`](AllReservation::settle_unused).
     ///
     /// A reservation that is due and not claimed is settled like a claimed one. One that is settled
-    /// before it is due gives up its position, and charges everything that was used. An
+    /// before it is due gives up its position, and charges everything that was used, after the
+    /// requests behind it that are due without it have been served. An
     /// [exempt](crate::AllRequest::exempt) reservation charges nothing.
     ///
     /// # Errors

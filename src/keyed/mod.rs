@@ -972,6 +972,10 @@ where
 
     /// Ends the pause of all keys, and the pauses of single keys. Each key continues with the
     /// permits that it had when the pause began. Returns whether all keys were paused.
+    ///
+    /// If the terms of a window policy changed in the pause, a key without a limiter of its own
+    /// continues with the permits that its window has by now: the change has forgotten the used
+    /// permits of windows that had ended.
     pub fn resume_all(&self) -> bool {
         self.table.resume()
     }

@@ -171,8 +171,9 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// what it can give back and owe; see [`Policy::unspent`] and [`Policy::debit`].
     ///
     /// A reservation that is due and not claimed is settled like a claimed one. One that is settled
-    /// before it is due gives up its position, and all used permits are charged. An
-    /// [exempt](crate::Request::exempt) reservation charges nothing.
+    /// before it is due gives up its position, and all used permits are charged: after the requests
+    /// behind it that are due without it have been served. An [exempt](crate::Request::exempt)
+    /// reservation charges nothing.
     pub fn settle(mut self, used: u32) {
         let mut panic = None;
         if used > 0 {

@@ -253,3 +253,23 @@ fn a_waiter_behind_a_kept_share_outlasts_a_rate_of_zero() {
     clock.advance(Duration::from_secs(1));
     assert!(matches!(wait.poll(), Poll::Ready(Ok(_))));
 }
+
+/// Bug: after the clock had gone back, a `SlidingEstimate` with a kept share granted nothing until
+/// the clock was where it had been, and told to retry at once.
+#[test]
+fn windows_grant_beside_a_kept_share_after_the_clock_went_back() {
+    for line in
+        ["sliding_estimate 20/s", "sliding_window 20/s cells 4", "fixed_window 20/s", "sliding_log 20/s"]
+    {
+        let clock = ManualClock::starting_at(Nanos::new(5000 * MS));
+        let limiter = RateLimiter::with_clock(line.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+        limiter.keep_for_priority(1, 1);
+        limiter.try_acquire().expect("a permit");
+        clock.set(Nanos::new(1000 * MS));
+        assert!(matches!(spawn(limiter.acquire()).poll(), Poll::Ready(Ok(_))), "{line}");
+        assert_eq!(limiter.status().next_in, Duration::ZERO, "{line}");
+        assert!(limiter.try_acquire_many(17).is_ok(), "{line}");
+        let told = limiter.try_acquire().expect_err("the last one is kept").retry_after();
+        assert!(told > Some(Duration::ZERO), "{line}");
+    }
+}

@@ -372,6 +372,7 @@ impl Policy for SlidingEstimate {
             if ahead == 0 && fits(word, beginning, n, window) {
                 return at;
             }
+            let now = word.time;
             // Advances window by window, as long as the requests ahead fill one. Behind the last of
             // these windows the time may be too late, but never too early.
             let mut ahead = ahead;
@@ -380,7 +381,9 @@ impl Policy for SlidingEstimate {
                 ahead -= taken;
                 word = Word { used: small(u64::from(word.used) + taken), ..word };
                 if ahead == 0 {
-                    return time_of(due(word, beginning, n, window));
+                    // A reading that is older than the last grant acts as of that grant.
+                    let due = due(word, beginning, n, window);
+                    return if due <= now { at } else { time_of(due) };
                 }
                 beginning = beginning.saturating_add(window.length);
                 word = Word { time: beginning, before: word.used, used: 0 };
