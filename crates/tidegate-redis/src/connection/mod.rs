@@ -227,7 +227,8 @@ impl Servers {
                     let Failure::NotRun(text) = failure else { return Err(failure.into()) };
                     return Err(Failure::Misconfigured(text).into());
                 }
-                (Meaning::NotReady, _) if !repeated => {
+                // A probe has dropped its connection. The next probe makes another one.
+                (Meaning::NotReady, _) if !repeated && !sent.is_probe() => {
                     repeated = true;
                     tokio::time::sleep(PAUSE).await;
                 }

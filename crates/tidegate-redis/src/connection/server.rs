@@ -309,8 +309,11 @@ where
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
-    use crate::connection::Address;
+    use crate::breaker::Admission;
+    use crate::connection::{Address, NoReply, Servers};
 
     /// A server that accepts connections and sends nothing would hold up all calls for ever.
     #[tokio::test(start_paused = true)]
@@ -328,6 +331,45 @@ mod tests {
         }
         silent.set_nonblocking(true).expect("a socket");
         assert_eq!(std::iter::from_fn(|| silent.accept().ok()).count(), 2 * CONNECTING.len());
+    }
+
+    /// Bug: a probe that a loading server answered was repeated in its call, over a new connection.
+    /// Where that connection took longer than the call, it ended the rest of the breaker, over and
+    /// over for as long as the server loaded.
+    #[tokio::test]
+    async fn a_probe_connects_once_to_a_server_that_loads() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let connections = Arc::<AtomicUsize>::default();
+        let accepted = connections.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                accepted.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(async move {
+                    while stream.read(&mut [0; 4096]).await.is_ok_and(|bytes| bytes > 0) {
+                        _ = stream.write_all(b"-LOADING not now\r\n").await;
+                    }
+                });
+            }
+        });
+        let Ok(Address::Server(mut node)) = Address::read(&url, None) else { panic!("no server") };
+        // A connection then begins without commands.
+        node.info = node
+            .info
+            .clone()
+            .set_redis_settings(redis::RedisConnectionInfo::default().set_skip_set_lib_name());
+        let servers = Servers::one(Wire::Server { node, key: None });
+        let (ping, script) = (redis::cmd("PING"), Script::new("return 1".into()));
+        let server = servers.server_of(&ping);
+        for (admission, expected) in [(Admission::Allow, 1), (Admission::Probe, 1), (Admission::Probe, 2)] {
+            let sent = Sent::new(&server, admission);
+            let reply = servers.call(&ping, &script, None, &sent, Duration::MAX).await;
+            assert!(matches!(reply, Err(NoReply::Failed(Failure::NotRun(_)))));
+            let is_probe = admission == Admission::Probe;
+            assert_eq!(connections.load(Ordering::Relaxed), expected, "probes: {is_probe}");
+            // The next probe resolves the name anew.
+            assert_eq!(server.current().is_none(), is_probe);
+        }
     }
 
     /// A server that refuses a second connection once hid the first one, which was slow.
