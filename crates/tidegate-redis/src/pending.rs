@@ -67,6 +67,14 @@ impl PendingMessage {
         drop(state);
         self.pending.changed.notify_waiters();
     }
+
+    /// Ends a message that no call will carry any more. It is lost if its calls have failed.
+    pub(crate) fn give_up(self) {
+        let mut state = lock(&self.pending.state);
+        if let Some(Failures { error, .. }) = state.failing.remove(&self.number) {
+            state.lost = Some(error.of_lost_message());
+        }
+    }
 }
 
 impl Drop for PendingMessage {

@@ -83,6 +83,8 @@ pub(super) struct Line {
     known_until: Option<Instant>,
     /// Set while the next call has something to report to the store.
     message: Option<PendingMessage>,
+    /// Whether permits were dropped since the last call.
+    gives_back: bool,
 }
 
 struct Waiter {
@@ -334,7 +336,10 @@ impl Drop for Held {
         self.shared.in_process.subtract(self.permits.into());
         let store = &self.shared.store;
         match line.is_served {
-            true => _ = line.message.get_or_insert_with(|| store.begin_message()),
+            true => {
+                line.gives_back = true;
+                line.message.get_or_insert_with(|| store.begin_message());
+            }
             // The store has ended.
             false => store.note_lost(0, Away::ENDED),
         }

@@ -36,6 +36,8 @@ struct PendingCall {
     cmd: Cmd,
     requests: Vec<(Position, i64)>,
     held: u64,
+    /// Whether permits were dropped of which the store has not heard.
+    gives_back: bool,
     /// How many messages that begin or end a pause had their outcome when the call left.
     pauses: u64,
     /// Ends when the call has its outcome.
@@ -49,9 +51,12 @@ impl Shared {
         let mut line = self.line();
         if line.held == 0 && line.waiters.is_empty() && line.known_until.is_none_or(|until| until <= now) {
             (line.is_served, line.waits_since) = (false, None);
-            let message = line.message.take();
+            let (message, gives_back) = (line.message.take(), std::mem::take(&mut line.gives_back));
             drop(line);
-            drop(message);
+            // Permits that were dropped have expired by now.
+            if gives_back && let Some(message) = message {
+                message.give_up();
+            }
             return None;
         }
         line.calls += 1;
@@ -78,7 +83,8 @@ impl Shared {
         let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
         let message = line.message.take().unwrap_or_else(|| self.store.begin_message());
         let pauses = self.known_pause.messages();
-        Some(PendingCall { cmd, requests, held: line.held, pauses, message })
+        let gives_back = std::mem::take(&mut line.gives_back);
+        Some(PendingCall { cmd, requests, held: line.held, gives_back, pauses, message })
     }
 
     /// Decides requests by the store's reply. Returns how long to rest if nothing changes.
@@ -101,7 +107,10 @@ impl Shared {
             }
             // The store did not reply. The next call reports the held permits again, and a flush
             // waits for that call.
-            Err(_) => line.message.replace(asked.message),
+            Err(_) => {
+                line.gives_back |= asked.gives_back;
+                line.message.replace(asked.message)
+            }
         };
         drop(line);
         send(answers);
