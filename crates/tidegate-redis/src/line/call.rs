@@ -121,8 +121,10 @@ impl Line {
             (needs_timer, state.message.clone())
         });
         // A flush waits for what this queue has yet to give back, and not for ever. No lock is held.
-        if let (Some(message), Some(away)) = (message, failed) {
-            message.failed(self.set.store.error_of(away));
+        match (message, failed) {
+            (Some(message), Some(away)) => message.failed(self.set.store.error_of(away)),
+            (Some(message), None) if !is_late => message.replied(),
+            _ => {}
         }
         if let Some(rest) = paused_for {
             self.set.known_pause.reported(pauses, rest);
