@@ -19,6 +19,7 @@ use crate::breaker::Admission;
 use crate::clients;
 use crate::connection::SentCall;
 use crate::jitter::jittered;
+use crate::lock::lock;
 use crate::pending::PendingMessage;
 use crate::queue::{self, Queue};
 use crate::script::Script;
@@ -96,7 +97,10 @@ pub(crate) struct Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         if self.is_busy {
-            self.callback.run_callback(|owed| Err(owed.shared.skip(Duration::ZERO)));
+            self.callback.run_callback(|owed| {
+                lock(&owed.shared.trouble).note_shed();
+                Err(owed.shared.skip(Duration::ZERO))
+            });
         }
     }
 }
@@ -285,6 +289,7 @@ mod tests {
 
     use super::*;
     use crate::connection::{Address, Servers};
+    use crate::error::StoreError;
     use crate::key;
     use crate::store::Store;
 
@@ -301,6 +306,8 @@ mod tests {
 
     /// Messages that no request waits for are counted when they are sent, and not when the store's
     /// thread takes them.
+    ///
+    /// Bug: the error of a message that was lost for this reason was that of the last outage.
     #[test]
     fn calls_that_the_thread_does_not_get_to_are_bounded() {
         let address = Address::read("redis://127.0.0.1:1", None).expect("an address");
@@ -311,10 +318,17 @@ mod tests {
         let limiter = store.limiter("all").limit("calls", "fixed_window 5/d");
         let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
         assert!(calls.0.set(limiter.clone()).is_ok());
+        let shared = &store.0.shared;
+        lock(&shared.trouble).note(StoreError::away("refused a connection"));
+        lock(&shared.trouble).now = None;
         for _ in 0..MAX_CALLS + 100 {
             limiter.debit(1).expect("a debit");
         }
         // The store skips each of the 100 calls, and the call that the observer makes for it.
         assert_eq!(store.counts().skipped, 2 * 100);
+        let lost = shared.pending.take_lost().expect("an error").to_string();
+        assert!(lost.contains("too many calls"), "{lost}");
+        // The store is well.
+        assert_eq!(store.trouble(), None);
     }
 }

@@ -8,8 +8,8 @@ use crate::error::StoreError;
 pub(super) struct Trouble {
     /// The error of the last call; `None` if that call has a reply.
     pub(super) now: Option<StoreError>,
-    /// The last error while the store was away. Unlike `now`, it outlasts the outcomes of other
-    /// calls, and so does the next one.
+    /// The last error while the store was away, or of a call that was not made. Unlike `now`, it
+    /// outlasts the outcomes of other calls, and so does the next one.
     away: Option<StoreError>,
     /// The last error that showed that the store is misconfigured.
     misconfigured: Option<StoreError>,
@@ -20,6 +20,11 @@ impl Trouble {
         let last = if error.is_away() { &mut self.away } else { &mut self.misconfigured };
         *last = Some(error.clone());
         self.now = Some(error);
+    }
+
+    /// Notes that a call was not made because of the calls without a reply. The store may be well.
+    pub(super) fn note_shed(&mut self) {
+        self.away = Some(StoreError::away("was not asked, because too many calls had no reply yet"));
     }
 
     /// The error of a call with this outcome: the last error of its kind.
