@@ -5,7 +5,7 @@ if ARGV[4] or operation == 'refund' then
   -- Returns whether a grant, or the booking with a number, is certainly from after the last reset.
   function counts(l, due, number)
     if not l.reset then return true end
-    if number and number >= 0 then return number >= floor(l.reset / 8) end
+    if number and number >= 0 then return number >= l.valid end
     return due > l.reset
   end
 

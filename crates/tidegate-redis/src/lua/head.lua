@@ -14,7 +14,7 @@
 --   | 5      | back   | byte | the length of the data about bookings that were given back;    |
 --   |        |        |      | this data precedes the numbers of the algorithm                |
 --
--- If `back` is not 0, eleven numbers follow:
+-- If `back` is not 0, twelve numbers follow:
 --
 --   | number | name   | unit | meaning                                                       |
 --   |--------|--------|------|---------------------------------------------------------------|
@@ -30,6 +30,7 @@
 --   | 15     |        | 1    | the number of numbers in `marks`                               |
 --   | 16     | reset  | us   | the instant of the last booking or grant from before a reset, 0 |
 --   |        |        |      | if none of them counts any more                                |
+--   | 17     | valid  | 1    | the lowest number of a booking from after that reset           |
 --
 -- and texts, in this order:
 --

@@ -26,9 +26,9 @@ if has_back then
   function read_back(l, value, bytes)
     local count_places, count_refunds, length, later, real, count_parts, count_marks, first
     count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
-    local reset
-    length, later, real, count_parts, count_marks, reset, first = parse('>dddddd', value, first)
-    if reset > 0 then l.reset = reset end
+    local reset, valid
+    length, later, real, count_parts, count_marks, reset, valid, first = parse('>ddddddd', value, first)
+    if reset > 0 then l.reset, l.valid = reset, valid end
     if count_marks > 0 then l.marks, first = marks.read(value, first, count_marks) end
     l.real = value:sub(first, first + real - 1)
     first = first + real
@@ -198,6 +198,7 @@ local function value_of(l)
   for _, place in ipairs(parts) do apart = apart .. text_of_place(place) end
   local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
   first = first .. pack('>ddddddd', l.first_due, #origin, bytes, #real, #parts, #noted, l.reset or 0)
+  first = first .. pack('>d', l.reset and l.valid or 0)
   first = first .. (#noted > 0 and marks.text(noted) or '')
   first = first .. real .. origin
   for _, place in ipairs(places) do first = first .. text_of_place(place) end

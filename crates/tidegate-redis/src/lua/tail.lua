@@ -99,12 +99,12 @@ elseif operation == 'reset' then
     if l.value then
       -- Bookings from before an earlier reset may be due later.
       local last = max(now, l.reset or 0, l.kind.last and l.kind.last(l) or l.booked)
-      -- Waits from after it have numbers from that time on. They may be given back late.
-      if l.reset and last > now then last = max(last, 8 * (max(l.writes, l.predicted or 0) + 1)) end
+      -- Bookings from before this reset have lower numbers. They may be given back late.
+      local valid = max(floor(last / 8), l.writes, l.predicted or 0)
       read(l, nil)
       -- Its key is kept for no request that was refused before.
       l.value = nil
-      l.writes, l.reset = floor(last / 8), last
+      l.writes, l.reset, l.valid = valid, last, valid
       touch(l)
     end
   end

@@ -673,6 +673,48 @@ fn no_wait_from_between_two_resets_comes_back_late() {
     }
 }
 
+/// Bug: a wait from between two resets also came back if nothing lay ahead at the second reset: the
+/// numbers began anew below those of the waits from between the resets.
+#[test]
+fn no_wait_comes_back_after_a_reset_with_nothing_ahead() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("fixed_window 100/s").without_longest();
+    let all = START + 4 * SECOND;
+    for _ in 0..5 {
+        store.call(ANY_WAIT, START, &[limit.part(100, &[])]);
+    }
+    store.call(Operation::Reset, START + 1, &[limit.part(0, &[])]);
+    for _ in 0..60 {
+        next(&mut store, all - SECOND, &limit, &[]);
+    }
+    store.call(ANY_WAIT, all - SECOND, &[limit.part(40, &[])]);
+    let dropped = next(&mut store, all - SECOND, &limit, &[]);
+    assert_eq!(due(&dropped), all);
+    store.call(Operation::Reset, all + 400, &[limit.part(0, &[])]);
+    for _ in 0..100 {
+        assert_eq!(next(&mut store, all + 500, &limit, &[]).wait, Duration::ZERO);
+    }
+    assert!(next(&mut store, all + 600, &limit, &[&dropped]).wait > Duration::ZERO);
+}
+
+/// Bug: a wait from before a first reset came back, if the state had made more writes than one each
+/// 8 us: the numbers began anew below its number.
+#[test]
+fn no_wait_comes_back_after_many_writes_and_a_reset() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("fixed_window 200/ms").without_longest();
+    for _ in 0..400 {
+        next(&mut store, START, &limit, &[]);
+    }
+    let dropped = next(&mut store, START, &limit, &[]);
+    let all = due(&dropped);
+    store.call(Operation::Reset, all, &[limit.part(0, &[])]);
+    for _ in 0..200 {
+        assert_eq!(next(&mut store, all + 10, &limit, &[]).wait, Duration::ZERO);
+    }
+    assert!(next(&mut store, all + 20, &limit, &[&dropped]).wait > Duration::ZERO);
+}
+
 /// Bug: another limit of a set determined the instant of a loan, so that it was ahead. When the
 /// bookings behind the loan were dropped, a bucket was debited for it at once, and kept the permits
 /// that overflow until that instant.
