@@ -613,8 +613,19 @@ impl Reserved for InUseReservation {
         }
     }
 
-    /// Gives all permits back: they are no longer in use.
-    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        single_request(used).map(drop)
+    /// Gives all permits back: they are no longer in use. A reservation that was granted, and whose
+    /// permits were used, is settled like a claimed one.
+    fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        let is_used = single_request(used)?.permits > 0;
+        if is_used
+            && self.claimed.is_none()
+            && let Some(wait) = &mut self.wait
+            && let Some(held) = wait.take_granted()
+        {
+            let grant = Grant::new(self.request.permits, wait.waited);
+            self.claimed = Some(Ok((grant, Some(held))));
+            self.report();
+        }
+        Ok(())
     }
 }

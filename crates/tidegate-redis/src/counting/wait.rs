@@ -6,11 +6,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tidegate::clock::Sleep as _;
-use tidegate::{Clock, DefaultClock, Nanos, Refusal, Request, Timer};
+use tidegate::{Clock, DefaultClock, Left, Nanos, Refusal, Request, Timer};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::counting::line::{Answer, Position, Shared};
+use crate::counting::line::{Answer, Held, Position, Shared};
 use crate::store::Away;
 
 /// A request in the queue of this process. Dropping it withdraws the request.
@@ -83,6 +83,20 @@ impl Wait {
         Poll::Ready(Ok(()))
     }
 
+    /// Takes the permits of a request that was granted, without waiting for the decision.
+    pub(super) fn take_granted(&mut self) -> Option<(Held, Left)> {
+        let answer = self.answer.try_recv().ok()?;
+        self.position = None;
+        self.note_waited();
+        answer.ok()
+    }
+
+    fn note_waited(&mut self) {
+        if self.waits_for_permits {
+            self.waited = self.clock.now().saturating_since(self.began);
+        }
+    }
+
     fn leave(&mut self) {
         if let Some(position) = self.position.take() {
             // The task of this request need not be woken.
@@ -109,9 +123,7 @@ impl Future for Wait {
                 break this.answer.try_recv().unwrap_or(Err(refusal.into()));
             }
         };
-        if this.waits_for_permits {
-            this.waited = this.clock.now().saturating_since(this.began);
-        }
+        this.note_waited();
         Poll::Ready(answer)
     }
 }

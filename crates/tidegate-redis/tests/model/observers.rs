@@ -604,6 +604,34 @@ fn a_due_reservation_of_a_share_is_reported_as_granted_when_it_is_settled() {
     });
 }
 
+/// Bug: a reservation of permits in use that was granted, and settled as used before its caller
+/// claimed it, was reported as cancelled.
+#[test]
+fn a_granted_reservation_of_permits_in_use_is_reported_as_granted_when_it_is_settled() {
+    run(async {
+        let (model, counts) = (model(), Arc::new(Statistics::new()));
+        let store = model.open(Store::builder("redis://model").observed_by(counts.clone())).unwrap();
+        let jobs = AnyLimiter::from(store.counting("jobs", 4).build().unwrap());
+        let reported = || {
+            let snapshot = counts.snapshot();
+            (snapshot.granted, snapshot.permits, snapshot.cancelled)
+        };
+        for (used, held, expected) in [(2, 1, (1, 3, 0)), (0, 1, (0, 0, 1)), (2, 2, (0, 0, 1))] {
+            let permits = jobs.acquire_now(held).await.unwrap();
+            let before = reported();
+            let reservation = jobs.reserve(3).unwrap();
+            tokio::time::sleep(100 * MS).await;
+            reservation.settle(used).unwrap();
+            let after = reported();
+            let reported = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
+            assert_eq!(reported, expected, "{used} used, {held} in use");
+            drop(permits);
+            // The permits of the reservation are free again.
+            drop(jobs.acquire_many(4).await.unwrap());
+        }
+    });
+}
+
 /// Bug: a pause that a handle ended which must not block was never reported as ended.
 #[test]
 fn a_pause_that_a_non_blocking_handle_ends_is_reported_as_ended() {
