@@ -27,6 +27,15 @@ pub(super) fn by_wall(mut config: PolicyConfig, time: Duration, wall: Duration) 
 /// the whole has a permit.
 pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
     let part = |permits: u32| permits.checked_div(processes.get()).unwrap_or(0).max(permits.min(1));
+    if let PolicyConfig::SmoothBursty { rate, .. } = config
+        && !rate.is_zero()
+    {
+        // Each process would grant a large request at once, for which its next request pays. So the
+        // share is a bucket that grants what it has.
+        let limit = Terms::new(&config).map_or(0, |terms| u32::try_from(terms.limit).unwrap_or(u32::MAX));
+        let bucket = format!("token_bucket {} burst {}", slower(rate, processes), part(limit));
+        return bucket.parse().unwrap_or(config);
+    }
     match &mut config {
         PolicyConfig::TokenBucket { rate, burst, start_with, interval_refill, at_wall_clock, .. } => {
             let steps = *interval_refill || at_wall_clock.is_some();
@@ -39,10 +48,6 @@ pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> Policy
             *rate = slower(*rate, processes);
             *nodelay = nodelay.map(|permits| permits / processes);
             *capacity = capacity.map(|permits| permits / processes);
-        }
-        PolicyConfig::SmoothBursty { rate, start_full, .. } => {
-            *rate = slower(*rate, processes);
-            *start_full = true;
         }
         PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
             *rate = fewer(*rate, processes);
@@ -109,7 +114,9 @@ mod tests {
             ("token_bucket 2/s burst 1", "token_bucket 1/2s burst 1"),
             ("token_bucket 100/min burst 8 interval_refill", "token_bucket 25/min burst 2 interval_refill"),
             ("leaky_bucket 10/s nodelay 4 capacity 8", "leaky_bucket 10/4s nodelay 1 capacity 2"),
-            ("smooth_bursty 6/s", "smooth_bursty 6/4s start_full"),
+            ("smooth_bursty 6/s", "token_bucket 6/4s burst 1"),
+            ("smooth_bursty 6/s max_burst 1m", "token_bucket 6/4s burst 90"),
+            ("smooth_bursty zero", "smooth_bursty zero"),
             ("fixed_window 5000/h", "fixed_window 1250/h at_wall_clock 0s"),
             ("sliding_log 3/s", "sliding_log 1/s"),
             ("sliding_window zero cells 2", "sliding_window zero cells 2"),
