@@ -330,13 +330,12 @@ impl Line {
     }
 
     fn booked(&self) -> share::LastBooking {
-        let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.ledger.booked_till());
-        let (till, wait) = lock(&self.state).booked_till();
-        let till = till.max(of_leases);
+        let now = self.set.now();
+        let of_leases = self.leases.as_ref().map(|leases| leases.ledger.last_booking(now));
+        let (till, wait) = lock(&self.state).booked_till().max(of_leases.unwrap_or_default());
         if till == Nanos::ZERO {
             return share::LastBooking::NONE;
         }
-        let now = self.set.now();
         share::LastBooking {
             ahead: till.saturating_since(now).as_duration(),
             ago: now.saturating_since(till).as_duration(),

@@ -328,6 +328,39 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
         });
     }
 }
+
+/// Bug: a process whose last requests were leased did not know how far ahead the store was booked
+/// when it went away. Its share began beside the bookings of other processes.
+#[test]
+fn a_share_begins_behind_the_bookings_of_a_store_also_with_leases() {
+    for is_leased in [false, true] {
+        on_model(async |model| {
+            let store = one_of_two(&model);
+            let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 100");
+            let limiter = if is_leased { limit.leased() } else { limit }.build().unwrap();
+            for _ in 0..300 {
+                let _ = AnyLimiter::from(limiter.clone()).acquire().await.unwrap();
+            }
+            assert_eq!(store.lease_counts().used > 100, is_leased);
+            // The leases end, and the bucket fills.
+            tokio::time::sleep(2 * SECOND).await;
+            limiter.debit(1100).await.unwrap();
+            let limiter = AnyLimiter::from(limiter);
+            let waits: Vec<_> = (0..30).map(|_| tokio::spawn(limiter.acquire())).collect();
+            tokio::time::sleep(9500 * MS).await;
+            model.stop(true);
+            for wait in waits {
+                let permits = wait.await.unwrap().unwrap();
+                assert!(!permits.is_degraded() && permits.waited() >= 9 * SECOND, "{is_leased}");
+            }
+            // Other processes may have bookings for up to ten more seconds.
+            for _ in 0..500 {
+                let refusal = limiter.acquire_now(1).await.unwrap_err();
+                assert!(refusal.is_degraded(), "leased: {is_leased}");
+                tokio::time::sleep(10 * MS).await;
+            }
+        });
+    }
 }
 
 /// A share that counts as of the end of dropped waits would grant nothing for that long.

@@ -82,6 +82,8 @@ struct State {
     more: f64,
     /// How long a booking takes: the shortest of the last ones, before the first one unknown.
     round_trip: Option<Duration>,
+    /// When the last lease became usable, and later ones will, and how far ahead each was booked.
+    bookings: Vec<(Nanos, Duration)>,
     /// Nothing is booked before this time.
     not_before: Nanos,
     /// When the store is asked next for a lease that is due sooner.
@@ -370,6 +372,7 @@ impl Ledger {
             limit.booked = account.asked();
             limit.ordered = limit.booked.saturating_sub(account.by_store.load(Ordering::Relaxed));
         }
+        self.note_due(&mut state, now);
         self.count(&mut state);
         returns
     }
@@ -401,6 +404,22 @@ impl Ledger {
     /// Returns when the last booked permits become usable.
     pub(crate) fn booked_till(&self) -> Nanos {
         self.accounts.iter().map(|account| account.stock.last_usable()).max().unwrap_or_default()
+    }
+
+    /// Returns the last time for which the store booked a lease, and how far ahead it booked it. A
+    /// lease that went back before that time does not count.
+    pub(crate) fn last_booking(&self, now: Nanos) -> (Nanos, Duration) {
+        let mut state = self.lock();
+        self.note_due(&mut state, now);
+        state.bookings.iter().max().copied().unwrap_or_default()
+    }
+
+    /// Forgets the leases that went back before they became usable, and all but the last one of
+    /// those that became usable.
+    fn note_due(&self, state: &mut State, now: Nanos) {
+        let last = self.booked_till();
+        let due = state.bookings.iter().filter(|(usable, _)| *usable <= now).max().copied();
+        state.bookings.retain(|booking| now < booking.0 && booking.0 <= last || Some(*booking) == due);
     }
 
     /// Returns how many permits of a limit can be taken.

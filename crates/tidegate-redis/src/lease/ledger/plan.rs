@@ -144,6 +144,7 @@ impl Ledger {
         let mut state = self.lock();
         let has_store_queue = has_store_queue && now < state.by_store_till;
         let (needs, returns) = self.needs(&mut state, now, in_queue, has_store_queue);
+        self.note_due(&mut state, now);
         self.count(&mut state);
         if !returns.is_empty() {
             return Plan::Back(returns);
@@ -418,9 +419,11 @@ impl Ledger {
                 (state.is_far_for_queue, state.has_sooner) = (order.is_urgent, false);
             }
             state.has_sooner |= order.is_sooner;
+            state.bookings.push((piece.usable, reply.wait));
             account.stock.add(piece, waiting.saturating_add(size / 2));
             booked.push(i);
         }
+        self.note_due(state, now);
         OrderOutcome::Booked(booked, late)
     }
 
