@@ -949,3 +949,32 @@ fn a_refused_request_for_permits_in_use_is_told_how_many_are_free() {
         drop(held);
     });
 }
+
+/// Bug: requests for permits in use were served up to a quarter of a second after the end of a
+/// pause, and until then attempts were refused as if permits were in use.
+#[test]
+fn the_end_of_a_pause_serves_requests_for_permits_in_use_at_once() {
+    for is_resumed in [true, false] {
+        on_model(async |model| {
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let jobs = store.counting("jobs", 4).build().unwrap();
+            jobs.pause_for(10 * SECOND + 70 * MS).await.unwrap();
+            let limiter = AnyLimiter::from(jobs.clone());
+            let waits: Vec<_> = (0..2).map(|_| tokio::spawn(limiter.acquire())).collect();
+            sleep(9 * SECOND).await;
+            if is_resumed {
+                jobs.resume().await.unwrap();
+            } else {
+                let refusal = AnyLimiter::from(jobs.clone()).acquire_now(1).await.unwrap_err();
+                let Some(Refusal::Paused { retry_after }) = refusal.refusal() else { panic!("{refusal:?}") };
+                sleep(retry_after.as_duration()).await;
+            }
+            let ended = Instant::now();
+            let _attempt = AnyLimiter::from(jobs.clone()).acquire_now(1).await.unwrap();
+            for wait in waits {
+                let _held = wait.await.unwrap().unwrap();
+            }
+            assert!(ended.elapsed() <= 5 * MS, "{:?}, resumed: {is_resumed}", ended.elapsed());
+        });
+    }
+}

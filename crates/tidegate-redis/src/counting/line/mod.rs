@@ -75,6 +75,8 @@ pub(super) struct Line {
     /// are added only while `announced` is 0. Decided requests may still have an entry.
     deadlines: VecDeque<(Instant, Position)>,
     is_served: bool,
+    /// Whether the requests that wait may wait only for the end of a pause.
+    is_paused: bool,
     /// When the store first reported that requests wait in its queue.
     waits_since: Option<Instant>,
     is_closed: bool,
@@ -151,6 +153,7 @@ impl Shared {
             n if n > limit.max(1) => return Err(Refusal::ExceedsLimit { requested: n, limit }),
             _ => {}
         }
+        self.note_pause_end(&mut line);
         // Other requests already wait for permits in use.
         if line.announced > 0 && !waits_for_permits {
             return Err(self.not_free());
@@ -174,6 +177,13 @@ impl Shared {
             self.changed.notify_one();
         }
         Ok((position, receiver))
+    }
+
+    /// Notes that the pause that requests wait for has ended: their permits may be free.
+    fn note_pause_end(&self, line: &mut Line) {
+        if line.is_paused && self.known_pause.rest().is_zero() {
+            (line.announced, line.reported_before, line.is_paused) = (0, 0, false);
+        }
     }
 
     /// Returns the refusal of a request whose permits are not free. In a pause, the pause is the

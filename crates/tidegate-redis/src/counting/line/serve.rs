@@ -5,11 +5,13 @@
 //! at the head of the queue. A call thus serves all requests that came during the previous call,
 //! and carries the permits that were given back meanwhile.
 
+use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use futures_util::future::select;
 use redis::Cmd;
 use tidegate::{AllRefusal, Left, Nanos, Refusal};
 use tokio::time::Instant;
@@ -178,6 +180,7 @@ impl Shared {
         if line.announced == 0 {
             line.waits_since = None;
         }
+        line.is_paused = line.announced > 0 && !report.paused_for.is_zero();
         self.asks_again(line, known, wants, report.before)
     }
 
@@ -202,6 +205,25 @@ impl Shared {
         let position = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
         let interval = (waited / 8).max(SOONEST.saturating_mul(position)).min(LATEST);
         jittered(interval.min(self.span / 3))
+    }
+
+    /// Rests until there is a reason for a call. The end of a pause is one.
+    async fn rest(&self, rest: Duration) {
+        let changed = pin!(self.changed.notified());
+        if !self.line().is_paused {
+            _ = tokio::time::timeout(rest, changed).await;
+            return;
+        }
+        let paused = self.known_pause.rest();
+        let ended = pin!(async {
+            match paused {
+                // The store has yet to end the pause.
+                Duration::ZERO => pending().await,
+                _ => self.known_pause.until_changed(true).await,
+            }
+        });
+        _ = tokio::time::timeout(rest.min(paused.max(SOONEST)), select(changed, ended)).await;
+        self.note_pause_end(&mut self.line());
     }
 
     /// Decides the requests whose reply is late.
@@ -234,6 +256,7 @@ impl Shared {
             false => line.waiters.keys().copied().collect(),
         };
         self.decide(line, positions, away, answers);
+        line.is_paused = !line.waiters.is_empty() && !self.known_pause.rest().is_zero();
         jittered(match away {
             Away::For(Duration::MAX) | Away::Misconfigured => LATEST,
             Away::For(rest) => rest.clamp(SOONEST, LATEST),
@@ -356,7 +379,7 @@ impl Serving {
                 }
             };
             let rest = shared.apply(asked, report);
-            let _ = tokio::time::timeout(rest, shared.changed.notified()).await;
+            shared.rest(rest).await;
         }
         self.0 = None;
     }
