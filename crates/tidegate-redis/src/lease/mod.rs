@@ -247,6 +247,12 @@ impl Leases {
         }
         let is_behind = || ledger.has_waiting() && self.in_queue() > 0 && !ledger.has_plenty(now, costs);
         if longest == Duration::ZERO && is_behind() {
+            if self.waits_for_store() && self.set.is_failing() {
+                // The queued requests wait for the store. At the store this request might overtake
+                // them.
+                self.set.store.count_degraded();
+                return Some(Away::For(Duration::ZERO).refusal().into());
+            }
             // Requests queue for permits that are not booked yet. A granted request does not queue,
             // even if its task did not run, or never runs again.
             return Some(limited(Nanos::from_duration(size::HORIZON)));

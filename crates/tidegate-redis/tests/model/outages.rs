@@ -1087,3 +1087,45 @@ fn a_share_grants_no_request_that_is_larger_than_itself() {
         }
     });
 }
+
+/// Bug: a request that had waited for permits in use was refused as if these were still in use, for
+/// however long the store had been away.
+#[test]
+fn a_request_for_permits_in_use_is_unavailable_at_the_end_of_its_wait_for_a_store() {
+    on_model(async |model| {
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let jobs = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+        let held = jobs.acquire().await.unwrap();
+        let wait = tokio::spawn(jobs.acquire_within(5 * SECOND));
+        tokio::time::sleep(SECOND).await;
+        model.stop(true);
+        tokio::time::sleep(SECOND).await;
+        drop(held);
+        let refusal = wait.await.unwrap().unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
+    });
+}
+
+/// Bug: while more leased requests than the limit waited for the store, an attempt was refused as
+/// if the limit had no permit.
+#[test]
+fn an_attempt_behind_leased_requests_that_wait_for_the_store_is_unavailable() {
+    on_model(async |model| {
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 10").leased();
+        let limiter = AnyLimiter::from(limit.build().unwrap());
+        for _ in 0..200 {
+            let _ = limiter.acquire().await.unwrap();
+        }
+        assert!(store.lease_counts().used > 100);
+        model.stop(true);
+        for _ in 0..50 {
+            tokio::spawn(limiter.acquire());
+        }
+        tokio::time::sleep(5 * SECOND).await;
+        let before = store.counts().degraded;
+        let refusal = limiter.acquire_now(1).await.unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
+        assert_eq!(store.counts().degraded, before + 1);
+    });
+}

@@ -249,7 +249,8 @@ impl Shared {
 
     /// Decides all requests without the store.
     fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
-        line.announced = 0;
+        // What the store reported of the requests that stay may be over when it is back.
+        (line.announced, line.reported_before) = (0, 0);
         let positions = match self.may_come_back(away) {
             // The others stay in the queue.
             true => line.take_not_waiting(),
