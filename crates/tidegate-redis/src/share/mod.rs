@@ -393,10 +393,8 @@ impl Share {
             return true;
         }
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
-        if begun.len() >= MAX_TAGS {
-            begun.retain(|_, began| self.first.is_running(began.after.elapsed(), outage.time));
-        }
-        if begun.len() < MAX_TAGS {
+        // A full table has room again when it is tidied.
+        if begun.len() < MAX_TAGS || begun.contains_key(tag) {
             begun.insert(tag.to_owned(), new);
         }
         true
@@ -610,6 +608,27 @@ mod tests {
                 "{line}"
             );
         }
+    }
+
+    /// Bug: with a full table the beginning of a share was not noted, so the share began again with
+    /// each request.
+    #[tokio::test(start_paused = true)]
+    async fn a_known_tag_begins_once_in_an_outage_beside_a_full_table() {
+        let (shares, config, first) = (Shares::default(), config("sliding_log 160/h"), Instant::now());
+        let attempts = |outage| granted(&shares, &config, outage, LastBooking::NONE, 20);
+        assert_eq!(attempts(outage(first, time(first))), 10);
+        let share = lock(&shares.limits)["calls"].shares[0].clone();
+        for i in 1..MAX_TAGS {
+            let of_another = lock(&share.begun)["all"];
+            lock(&share.begun).insert(i.to_string(), of_another);
+        }
+        tokio::time::sleep(Duration::from_secs(59 * 60)).await;
+        let second = Instant::now();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        attempts(outage(second, time(first)));
+        let begun = lock(&share.begun);
+        assert!(begun["all"].at > second);
+        assert_eq!(begun.len(), MAX_TAGS);
     }
 
     /// Regression: counting what another share had granted was noted as a beginning, and the next
