@@ -258,10 +258,12 @@ impl Set {
         drop(self.decide(cmd, 0, Deadline::MUST_SEND, self.note_lost(bookings.len())));
     }
 
-    /// Ends the pause, without waiting for the reply. The observers are notified if there was one.
-    pub(crate) fn resume_detached(&self) {
+    /// Ends the pause, without waiting for the reply, after which `ended` is called. The observers
+    /// are notified if there was a pause.
+    pub(crate) fn resume_detached(&self, ended: impl FnOnce() + Send + 'static) {
         let (note_lost, observers) = (self.note_lost(0), self.observers.clone());
         drop(self.send(Operation::Resume, &[], Deadline::NONE, move |reply| {
+            ended();
             if reply.as_ref().is_ok_and(Reply::was_paused) {
                 observers.resumed();
             }

@@ -9,8 +9,8 @@ mod wait;
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tidegate::{
@@ -586,7 +586,11 @@ impl Limiter for StoreLimiter {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
                 self.resume_leases();
-                self.line.set.resume_detached();
+                let leases = self.line.leases.as_ref().map(Arc::downgrade);
+                // The reply to an earlier call may have reported the pause meanwhile.
+                self.line.set.resume_detached(move || {
+                    leases.iter().filter_map(Weak::upgrade).for_each(|leases| leases.resume());
+                });
                 self.line.resumed();
                 false
             }

@@ -11,7 +11,7 @@ use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{MS, SECOND, on_model, one_of_two};
+use crate::{MS, SECOND, on_model, one_of_two, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -977,4 +977,24 @@ fn the_end_of_a_pause_serves_requests_for_permits_in_use_at_once() {
             assert!(ended.elapsed() <= 5 * MS, "{:?}, resumed: {is_resumed}", ended.elapsed());
         });
     }
+}
+
+/// Bug: the reply to a call that left before the end of a pause reported the pause, and attempts at
+/// a leased limiter were refused for a second, with the rest of that pause.
+#[test]
+fn a_leased_limiter_that_ends_a_pause_forgets_what_was_reported_of_it() {
+    run(async {
+        let model = Model::new(1, Network::steady(10 * MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 1000/s burst 1000").leased();
+        let limiter = AnyLimiter::from(limit.build().unwrap()).non_blocking();
+        limiter.pause(Pause::lasting(60 * MINUTE)).unwrap();
+        sleep(2 * SECOND).await;
+        let early = tokio::spawn(limiter.acquire_now(AllRequest::new().with_left()));
+        settle().await;
+        limiter.resume();
+        early.await.unwrap().unwrap_err();
+        sleep(50 * MS).await;
+        let _ = limiter.acquire_now(1).await.unwrap();
+    });
 }
