@@ -150,6 +150,7 @@ impl Leases {
         if self.set.check(costs).is_err()
             || self.is_cut_off() && !self.waits_for_store()
             || self.ledger.note_waiting_costs(now, costs)
+            || !is_booked && within.is_some() && self.ledger.is_backing_off(now)
             || !is_booked
                 && !self.ledger.has_waiting()
                 && (are_held() || !self.ledger.is_worthwhile(now, costs))

@@ -1129,3 +1129,34 @@ fn an_attempt_behind_leased_requests_that_wait_for_the_store_is_unavailable() {
         assert_eq!(store.counts().degraded, before + 1);
     });
 }
+
+/// Bug: each request with a maximum wait woke all requests that wait for the store.
+#[test]
+fn a_leased_request_with_a_maximum_wait_wakes_no_requests_that_wait_for_the_store() {
+    on_model(async |model| {
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 10").leased();
+        let limiter = AnyLimiter::from(limit.build().unwrap());
+        for _ in 0..200 {
+            let _ = limiter.acquire().await.unwrap();
+        }
+        assert!(store.lease_counts().used > 100);
+        model.stop(true);
+        let polls = Arc::new(Mutex::new(0));
+        for _ in 0..100 {
+            let (mut wait, polls) = (Box::pin(limiter.acquire()), polls.clone());
+            tokio::spawn(std::future::poll_fn(move |context| {
+                *polls.lock().unwrap() += 1;
+                wait.as_mut().poll(context).map(drop)
+            }));
+        }
+        tokio::time::sleep(5 * SECOND).await;
+        *polls.lock().unwrap() = 0;
+        for _ in 0..100 {
+            tokio::spawn(limiter.acquire_within(SECOND));
+            tokio::time::sleep(10 * MS).await;
+        }
+        let polls = *polls.lock().unwrap();
+        assert!(polls <= 100, "{polls} polls");
+    });
+}
