@@ -167,3 +167,48 @@ fn two_that_give_back_find_each_permit_once() {
         assert_eq!((0..3).take_while(|_| takes(&policy, &state, 1) == 1).count() as u64, available);
     });
 }
+
+/// Changes, after which the numbers of cells have wrapped, and another one against a taker in a new
+/// cell: no slot shows a cell of before. Loom's numbers wrap after 16.
+#[test]
+fn numbers_that_wrap_show_no_cell_of_before() {
+    for changes in 0..5 {
+        model_of_three(move || {
+            let policy = Arc::new(permits("1/2s"));
+            let state = Arc::new(policy.start(Nanos::ZERO));
+            assert_eq!(takes(&policy, &state, 0), 1);
+            for _ in 0..changes {
+                policy.set_rate(&state, at(0), policy.rate());
+            }
+            let changing = {
+                let (policy, state) = (policy.clone(), state.clone());
+                thread::spawn(move || policy.set_rate(&state, at(0), policy.rate()))
+            };
+            let meanwhile = takes(&policy, &state, 1) + takes(&policy, &state, 2) + takes(&policy, &state, 2);
+            changing.join().expect("no panic");
+            assert_eq!(meanwhile + takes(&policy, &state, 2), 1);
+            assert_eq!(policy.status(&state, at(2)).available, 0);
+        });
+    }
+}
+
+/// A thread stalls while it enters a cell. Meanwhile the rate is set, and cells are opened until
+/// one of them has its slot.
+#[test]
+fn a_thread_that_stalls_across_a_change_moves_no_cell() {
+    model_of_three(|| {
+        let policy = Arc::new(permits("1/2s"));
+        let state = Arc::new(policy.start(Nanos::ZERO));
+        let stalling = {
+            let (policy, state) = (policy.clone(), state.clone());
+            thread::spawn(move || takes(&policy, &state, 0))
+        };
+        policy.set_rate(&state, at(0), policy.rate());
+        for seconds in [2, 4, 6] {
+            takes(&policy, &state, seconds);
+            assert_eq!(policy.status(&state, at(seconds)).available, 0);
+        }
+        stalling.join().expect("no panic");
+        assert_eq!(policy.status(&state, at(6)).available, 0);
+    });
+}

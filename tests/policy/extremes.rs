@@ -77,6 +77,35 @@ fn sliding_window_undo_of_an_unlimited_grant() {
     policy.undo(&state, T, charge, u64::MAX);
 }
 
+/// Bug: changes use up the numbers of cells, and a slot still showed the number of the next cell
+/// from before the numbers had wrapped. That cell was not entered, and granted any number of
+/// permits.
+#[test]
+fn numbers_of_cells_wrap_while_a_rate_is_set() {
+    let rate = Rate::new(10, Duration::from_secs(4)).expect("a rate");
+    let policy = SlidingWindow::new(rate, 2048);
+    let state = policy.start(Nanos::ZERO);
+    for _ in 0..4096 {
+        policy.set_rate(&state, Nanos::ZERO, rate);
+    }
+    let granted = (0..20).filter(|_| policy.try_acquire(&state, at(10), 1).is_ok()).count();
+    assert_eq!(granted, 10);
+}
+
+/// Bug: a slot still showed the number of a cell that a change had not written. Its permits were
+/// counted again, and then no cell dropped out: a status never returned.
+#[test]
+fn permits_from_before_many_changes_count_once() {
+    let policy = SlidingWindow::new(Rate::per_day(10), 40_000);
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, Nanos::ZERO, 1).expect("the first");
+    for _ in 0..256 {
+        policy.set_rate(&state, Nanos::ZERO, Rate::per_day(10));
+    }
+    assert_eq!(policy.status(&state, Nanos::ZERO).available, 9);
+    assert!(policy.try_acquire(&state, Nanos::ZERO, 9).is_ok());
+}
+
 /// Bug: a refund took 2^32 steps, under the lock of the queue.
 #[test]
 fn log_refund_without_a_limit_ends() {

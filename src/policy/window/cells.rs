@@ -50,9 +50,12 @@
 //!
 //! **A cell is entered once.** While the head is fresh its time, number and total stay as they are,
 //! so all threads enter equal values. A thread that stalls before a CAS of step 2 finds a newer
-//! beginning, or a newer number, and fails: neither returns before the numbers wrap. Only across a
-//! change may a beginning return. Then a cell may be entered with a later beginning, by less than
-//! the length of a cell, and counts for longer.
+//! beginning, or a newer number, and fails: neither returns before the numbers wrap. Across a change
+//! such a thread may find both as they were, because a change enters no cell of a fresh head. Then
+//! it enters its old cell late, which no longer counts. A thread that enters a newer cell in the
+//! same slot meanwhile finds that its CAS failed, and writes its own beginning before its mark. A
+//! beginning may also return across a change. Then a cell may be entered with a later beginning, by
+//! less than the length of a cell, and counts for longer.
 //!
 //! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between
 //! two of its CASes some totals are too low, so too many permits count. Giving back holds a lock
@@ -60,8 +63,10 @@
 //! them back twice.
 //!
 //! **A change** holds that lock, closes the head, carries the counts over into new cells, enters
-//! them under numbers that no slot has shown before, and opens the head. A request that stalls
-//! meanwhile does not find its head again within 2^24 numbers.
+//! them under new numbers, and opens the head. All other slots get a number of another slot: a
+//! change uses up more numbers than it writes slots, so an older number could be in force again
+//! when the numbers have wrapped. A request that stalls meanwhile does not find its head again
+//! within 2^24 numbers.
 //!
 //! **Why the orderings suffice.** A request that loads a head sees all slots that were entered
 //! before it, because each CAS of the head releases what its thread has entered or acquired. A mark
@@ -70,8 +75,8 @@
 //!
 //! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it
 //! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; by
-//! `loom-tests/undo.rs`; and by `tests/policy/stress.rs`. Loom has no 128-bit atomic, see its
-//! README, so the last paragraph rests on the argument.
+//! `loom-tests/undo.rs`; and by `tests/policy/stress.rs`. Loom's numbers wrap after 16. Loom has no
+//! 128-bit atomic, see its README, so the last paragraph rests on the argument.
 
 use crate::policy::Keep;
 use crate::policy::window::closable::{ClosableWord, OpenWord};
@@ -81,8 +86,8 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 /// The bits of a total.
 const TOTAL: u32 = 40;
 const TOTALS: u64 = (1 << TOTAL) - 1;
-/// The bits of a number.
-const NUMBERS: u64 = (1 << 24) - 1;
+/// The bits of a number. In loom models the numbers wrap soon, after 16.
+const NUMBERS: u64 = if cfg!(all(test, tidegate_loom)) { 15 } else { (1 << 24) - 1 };
 
 /// The maximum number of counted permits that debits produce, higher than any limit.
 const MAX_OWED: u64 = 1 << (TOTAL - 1);
@@ -134,6 +139,11 @@ fn mark(number: u64, total: u64) -> u64 {
     number << TOTAL | total
 }
 
+/// Returns the mark of a slot that has no cell: a number that belongs to the next slot.
+fn vacant(index: u64) -> u64 {
+    mark(index + 1, 0)
+}
+
 /// The slot of a cell in the ring.
 #[derive(Debug)]
 struct Slot {
@@ -183,14 +193,14 @@ impl Cells {
     pub(crate) fn new(cells: u16) -> Cells {
         let slots = (usize::from(cells) + 1).next_power_of_two();
         // Number zero is entered with the time zero, at which no cell begins.
-        let slot = |index: usize| {
-            let mark = if index == 0 { 0 } else { mark(NUMBERS, 0) };
+        let slot = |index: u64| {
+            let mark = if index == 0 { 0 } else { vacant(index) };
             Slot { mark: AtomicU64::new(mark), beginning: AtomicU64::new(0) }
         };
         Cells {
             head: ClosableWord::new(0),
             oldest: AtomicU64::new(0),
-            ring: (0..slots).map(slot).collect(),
+            ring: (0..slots as u64).map(slot).collect(),
             giving: Mutex::new(()),
         }
     }
@@ -364,10 +374,15 @@ impl Cells {
                 return;
             }
             let (release, acquire) = (Ordering::Release, Ordering::Acquire);
+            // A CAS that fails finds a cell that another thread has entered, or that a thread enters
+            // which stalled across a change. The next round determines which.
+            if beginning != head.time
+                && slot.beginning.compare_exchange(beginning, head.time, release, acquire).is_err()
+            {
+                continue;
+            }
             // The mark is written last, because its number guarantees the beginning. Release: a
-            // request that reads the mark finds this beginning or a newer one. A CAS that fails
-            // finds a cell that another thread has entered; the next round determines which.
-            let _ = slot.beginning.compare_exchange(beginning, head.time, release, acquire);
+            // request that reads the mark finds this beginning or a newer one.
             let _ = slot.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
         }
     }
@@ -522,7 +537,17 @@ impl Cells {
                 _ => carried.push((beginning, count)),
             }
         }
-        // Numbers that no slot has shown, and that no stalled thread is about to enter.
+        // No slot shows a number of before, so numbers that have wrapped find no cell of before.
+        for (index, slot) in (0..).zip(&self.ring) {
+            // Relaxed: a thread that stalls in `enter` may write its cell later anyway, and the next
+            // change finds that mark.
+            if slot.mark.load(Ordering::Relaxed) != vacant(index) {
+                // Release: a request that reads the mark finds the head closed, or a newer one. A
+                // swap, because loom does not order a store and a CAS of such a thread.
+                slot.mark.swap(vacant(index), Ordering::Release);
+            }
+        }
+        // Numbers that no stalled thread is about to enter.
         let mut of = number(head.number.wrapping_add(self.ring.len() as u64));
         let mut before = head.total;
         for (beginning, count) in carried.into_iter().rev() {
