@@ -113,6 +113,20 @@ fn log_refund_without_a_limit_ends() {
     limiter.refund(1);
 }
 
+/// Bug: a log undid no grant while it had no limit, and still counted the grant when it had a limit
+/// again.
+#[test]
+fn log_undo_without_a_limit() {
+    let (rate, later) = (Rate::per_second(2), Nanos::new(1_500_000_000));
+    let policy = SlidingLog::new(rate);
+    let state = policy.start(T);
+    let charge = policy.try_acquire(&state, T, 2).expect("all");
+    policy.set_rate(&state, T, Rate::UNLIMITED);
+    policy.undo(&state, later, charge, u64::MAX);
+    policy.set_rate(&state, later, rate);
+    assert_eq!(policy.status(&state, later).available, 2);
+}
+
 /// Bug: the index 2^24 does not fit its 24 bits.
 #[test]
 fn log_with_the_largest_limit() {

@@ -291,9 +291,13 @@ impl CurrentWindow {
 
     /// Returns the window that a new rate makes. Nothing is set yet.
     pub(crate) fn with(&self, rate: Rate) -> Window {
+        // As long as before, so that counted permits do not expire sooner. Without a limit only a
+        // log still has them.
         if rate.is_zero() {
-            // As long as before, so that counted permits do not expire sooner.
             return Window { limit: 0, unlimited: false, ..self.get() };
+        }
+        if rate.is_unlimited() {
+            return Window { limit: u32::MAX, unlimited: true, ..self.get() };
         }
         Window::new(rate, self.cells, self.anchor)
     }

@@ -308,8 +308,9 @@ impl Policy for SlidingLog {
         forecast.add_expiry(time.saturating_add(window.length), limit);
     }
 
+    /// Also without a limit, because the log may have one again.
     fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _most: u64) -> u64 {
-        if charge.n > 0 && !self.window().unlimited {
+        if charge.n > 0 {
             state.undo(charge, moment(at), || self.window());
         }
         u64::MAX
