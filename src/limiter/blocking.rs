@@ -12,6 +12,7 @@ use crate::error::Refusal;
 use crate::limiter::pending::{Pending, Poller};
 use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
+use crate::line::deferred::run_in_drop;
 use crate::line::grants::GrantKind;
 use crate::line::rule::Rule;
 use crate::sync::{Unpark, park};
@@ -51,6 +52,7 @@ pub(crate) fn acquire<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
         }
     })?;
     let waker = Unpark::waker();
+    let Blocked(pending) = &mut Blocked(pending);
     loop {
         match pending.poll(Poller::Thread(&waker)) {
             Poll::Ready(answer) => return answer,
@@ -65,6 +67,20 @@ pub(crate) fn acquire<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
                 }
                 shared.clock.park_until(shared.checks_at(&pending.wait));
             }
+        }
+    }
+}
+
+/// A request for which a thread is blocked. If user code panics in the thread, the request stays in
+/// the queue without the thread, like a cancelled one.
+struct Blocked<'a, R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(&'a mut Pending<R, C, G>);
+
+impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Blocked<'_, R, C, G> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            run_in_drop(|| {
+                self.0.shared.borrow().stop_waiting(&self.0.wait);
+            });
         }
     }
 }

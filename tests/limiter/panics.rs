@@ -176,6 +176,29 @@ fn a_blocked_thread_whose_check_panicked_unwinds_and_leaves_no_trace() {
     assert_eq!(take_all(&limiter), 1);
 }
 
+/// Bug: the reservation was still that of a blocked thread, so no alarm was set for the task that
+/// awaited it, and no blocked thread behind it was woken.
+#[test]
+fn a_blocking_claim_that_panicked_leaves_a_reservation_that_can_be_awaited() {
+    let clock = ManualClock::new();
+    let loops = Loops::new(clock.clone());
+    loops.enter(1);
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), loops.clone());
+    assert_eq!(limiter.try_acquire().map(drop), Ok(()));
+    let _first = bad(&limiter);
+    let mut second = limiter.reserve(1).expect("it may wait for any time");
+    // The alarm is late, so the claim serves the first request.
+    loops.stall(1);
+    clock.advance(SECOND);
+    panics(|| second.blocking_claim());
+    loops.enter(2);
+    let mut second = spawn(second);
+    assert_pending!(second.poll());
+    clock.advance(SECOND);
+    assert!(second.is_woken());
+    assert_ready_ok!(second.poll());
+}
+
 #[test]
 fn a_try_that_panicked_took_nothing() {
     let (limiter, clock) = limiter(3);
