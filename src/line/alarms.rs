@@ -25,7 +25,7 @@
 //! | the alarm of the head's runtime | when the head is due |
 //! | the reserve: of the other alarms, that of the runtime whose timer fired last | [`SLACK`] later |
 //! | the second reserve: of the other alarms, that of the runtime whose task joined the queue last | [`SECOND_MARGIN`] later |
-//! | all other alarms | [`REST`] later |
+//! | all other alarms | [`REST`] later, or up to [`REST_LATE`] after that |
 //!
 //! The reserves serve the queue if the head's runtime stalls. While that runtime runs, they never
 //! fire: a reserve is moved later as soon as half of its margin is used up. An alarm is moved later
@@ -63,6 +63,10 @@ const SECOND_MARGIN: Nanos = Nanos::new(20_000_000);
 /// The margin of all other alarms. It is long because there may be hundreds of them, and each must
 /// be moved later when half of the margin is used up.
 const REST: Nanos = Nanos::new(1_000_000_000);
+
+/// How much later than that these alarms may be: if the due time moves up by less, they are not all
+/// set anew.
+const REST_LATE: Nanos = Nanos::new(500_000_000);
 
 /// How early an alarm may fire, because two clocks differ a little, or one ticks in milliseconds.
 const EARLY: Nanos = Nanos::new(2_000_000);
@@ -238,11 +242,11 @@ impl<C: Timer> Alarms<C> {
                     self.fired_last = [Some(alarm.runtime), self.fired_last[0]];
                 }
             }
-            let margin = match Some(key) {
-                key if key == first => Nanos::ZERO,
-                key if key == reserve => SLACK,
-                key if key == second => SECOND_MARGIN,
-                _ => REST,
+            let (margin, late) = match Some(key) {
+                key if key == first => (Nanos::ZERO, Nanos::ZERO),
+                key if key == reserve => (SLACK, Nanos::ZERO),
+                key if key == second => (SECOND_MARGIN, Nanos::ZERO),
+                _ => (REST, REST_LATE),
             };
             let (at, half) =
                 (due.saturating_add(margin), due.saturating_add(Nanos::new(margin.as_u64() / 2)));
@@ -250,7 +254,7 @@ impl<C: Timer> Alarms<C> {
                 _ if at == Nanos::MAX => continue,
                 None => at,
                 // The old setting fires later than the new time, so it is not too early.
-                Some(armed) if armed.at > at => at,
+                Some(armed) if armed.at > at.saturating_add(late) => at,
                 // An alarm that may fire at this moment is not moved: its firing would be taken for
                 // one of the new setting. An alarm that was set just now is not moved either: if a
                 // due time moves with the clock, the alarm would be moved without end.

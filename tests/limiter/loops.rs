@@ -354,3 +354,21 @@ fn many_loops_that_stall_at_once_hold_up_the_others_for_a_moment() {
     }
     assert!(last > 0);
 }
+
+/// A refund makes the head due 10 ms earlier. Bug: it set the alarm of each of the loops.
+#[test]
+fn a_head_that_is_due_earlier_sets_few_alarms() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut waiters: Vec<_> = (0..64).map(|name| waiting_in(name, &limiter, &loops)).collect();
+    limiter.debit(1);
+    clock.advance(3 * MS);
+    // An alarm that was set in the last 2 ms is not moved later.
+    assert_eq!(limiter.status().waiting, 64);
+    clock.advance(3 * MS);
+    let before = loops.resets();
+    limiter.refund(1);
+    assert_eq!(loops.resets() - before, 3, "the alarms of the head and of two reserves");
+    clock.advance(4 * MS);
+    assert!(waiters[0].is_woken());
+    assert_ready_ok!(waiters[0].poll());
+}

@@ -27,6 +27,8 @@ struct State {
     wakers: Vec<(u32, Waker)>,
     /// How often the timers have called a waker.
     rings: usize,
+    /// How often the timers were set to another time.
+    resets: usize,
 }
 
 impl Loops {
@@ -47,6 +49,11 @@ impl Loops {
     /// Returns how often the runtimes' timers have called a waker.
     pub(crate) fn rings(&self) -> usize {
         self.lock().rings
+    }
+
+    /// Returns how often the runtimes' timers were set to another time.
+    pub(crate) fn resets(&self) -> usize {
+        self.lock().resets
     }
 
     /// Makes the runtime's timer panic the next time it is used.
@@ -141,6 +148,7 @@ impl Future for LoopSleep {
 
 impl Sleep for LoopSleep {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
+        self.loops.lock().resets += 1;
         Pin::new(&mut self.sleep).reset(at);
     }
 
