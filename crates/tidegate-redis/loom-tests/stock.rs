@@ -6,8 +6,8 @@ use std::sync::Arc;
 use loom::thread;
 use tidegate::Nanos;
 
-use crate::lease::stock::{Origin, Piece, Stock};
-use crate::lease::sync::{AtomicU64, Ordering};
+use crate::lease::stock::{CLOSED, Origin, Piece, Stock};
+use crate::lease::sync::Ordering;
 
 fn piece(permits: u64) -> Piece {
     let origin = Origin { due: 0, before: None };
@@ -22,10 +22,10 @@ fn takes(stock: &Stock, n: u32) -> u64 {
     stock.take(Nanos::ZERO, n).map_or(0, |(taken, _)| taken.n)
 }
 
-/// A permit is added, and one given back, while others are taken. None is lost or doubled.
-#[test]
-fn permits_taken_and_removed_are_what_was_added() {
-    loom::model(|| {
+/// Permits are added, and those left are removed by `clear`, while others are taken. None is lost or
+/// doubled.
+fn taken_and_removed(clear: fn(&Stock) -> Vec<Piece>) {
+    loom::model(move || {
         let stock = Arc::new(Stock::new());
         stock.add(piece(2), 0);
         let other = thread::spawn({
@@ -33,10 +33,16 @@ fn permits_taken_and_removed_are_what_was_added() {
             move || takes(&stock, 1) + takes(&stock, 2)
         });
         stock.add(piece(1), 0);
-        let removed = permits(&stock.clear());
+        let removed = permits(&clear(&stock));
         let taken = other.join().expect("no panic");
-        assert_eq!((taken + removed, stock.taken()), (3, taken));
+        assert_eq!(taken + removed, 3, "as many as were added");
+        assert_eq!(stock.taken(), taken);
     });
+}
+
+#[test]
+fn permits_taken_and_removed_are_what_was_added() {
+    taken_and_removed(Stock::clear);
 }
 
 /// Permits that are put back are there again, in the list from which they came or in the next one.
@@ -77,21 +83,16 @@ fn an_ended_piece_is_removed_once() {
     });
 }
 
-/// The broken twin: a word is closed by a load and a store, and a permit taken in between is kept.
+/// The broken twin: closes the word by a load and a store. A permit taken in between is kept as
+/// well.
 #[test]
-#[should_panic(expected = "as many as there were")]
+#[should_panic(expected = "as many as were added")]
 fn broken_permits_taken_and_removed_are_what_was_added() {
-    const CLOSED: u64 = u64::MAX;
-    loom::model(|| {
-        let word = Arc::new(AtomicU64::new(0));
-        let other = thread::spawn({
-            let word = word.clone();
-            move || word.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        });
-        let gone = word.load(Ordering::Relaxed);
-        word.store(CLOSED, Ordering::Relaxed);
-        let kept = 2 - gone;
-        let taken = u64::from(other.join().expect("no panic"));
-        assert_eq!(taken + kept, 2, "as many as there were");
+    taken_and_removed(|stock| {
+        stock.clear_by(|word| {
+            let gone = word.load(Ordering::Relaxed);
+            word.store(CLOSED, Ordering::Relaxed);
+            gone
+        })
     });
 }

@@ -46,7 +46,7 @@ use tidegate::Nanos;
 use crate::lease::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Swap};
 
 /// A list with this word is no longer the current list.
-const CLOSED: u64 = u64::MAX;
+pub(super) const CLOSED: u64 = u64::MAX;
 
 /// Permits of one booking, or the rest of them. Times are those of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -322,9 +322,14 @@ impl Stock {
 
     /// Removes all pieces. Permits that were taken of them do not come back into the stock.
     pub(crate) fn clear(&self) -> Vec<Piece> {
+        self.clear_by(close)
+    }
+
+    /// Like [`clear`](Stock::clear), with the step that closes the word and returns what it was.
+    pub(super) fn clear_by(&self, close: impl FnOnce(&AtomicU64) -> u64) -> Vec<Piece> {
         let mut past = self.lock();
         let mut removed = std::mem::take(&mut past.ended);
-        self.replace(&mut past, |pieces| removed.append(pieces));
+        self.replace_by(close, &mut past, |pieces| removed.append(pieces));
         past.cleared = past.number;
         removed
     }
@@ -365,8 +370,17 @@ impl Stock {
 
     /// Replaces the list by one of the permits that are left, changed by a function.
     fn replace(&self, past: &mut Past, change: impl FnOnce(&mut Vec<Piece>)) {
+        self.replace_by(close, past, change);
+    }
+
+    fn replace_by(
+        &self,
+        close: impl FnOnce(&AtomicU64) -> u64,
+        past: &mut Past,
+        change: impl FnOnce(&mut Vec<Piece>),
+    ) {
         let list = self.list.load();
-        let gone = list.word.0.swap(CLOSED, Ordering::Relaxed);
+        let gone = close(&list.word.0);
         let mut pieces = list.left_of(gone);
         past.taken += gone;
         past.number += 1;
@@ -391,6 +405,11 @@ impl Stock {
     fn lock(&self) -> MutexGuard<'_, Past> {
         self.change.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Closes the word of a list, and returns what it was.
+fn close(word: &AtomicU64) -> u64 {
+    word.swap(CLOSED, Ordering::Relaxed)
 }
 
 /// Returns which pieces [`Stock::remove`] removes.
