@@ -14,12 +14,14 @@ use crate::limiter::pause::Pause;
 use crate::limiter::pending::{Progress, Stage};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
+use crate::line::grants::{Granted, Undoable};
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
 use crate::line::{NewWaiter, WokenBy};
-use crate::policy::TokenBucket;
+use crate::policy::window::FixedCharge;
+use crate::policy::{Change, FixedWindow, TokenBucket};
 use crate::rate::Rate;
-use crate::request::QueueBounds;
+use crate::request::{QueueBounds, Request};
 use crate::sync::lock;
 use crate::time::Nanos;
 
@@ -398,4 +400,86 @@ fn a_waiter_that_is_due_while_the_limiter_closes_gets_one_answer() {
         assert!(answer.is_ok_and(|waited| waited == SECOND) || answer == Err(Refusal::Closed));
         assert_eq!(limiter.try_acquire(ONE), Err(Refusal::Closed));
     });
+}
+
+/// A window that counts the permits of a grant.
+type Window = Shared<Single<FixedWindow>, LoomClock>;
+
+/// All four permits of a window are taken. Half of them are undone by `undo` while `meanwhile`
+/// runs. Asserts how many permits are available after it, and after `then`.
+fn undo_against(
+    undo: fn(&Window, Undoable<FixedCharge>),
+    [before, meanwhile]: [fn(&Window); 2],
+    then: fn(&Window, &LoomClock),
+    available: u64,
+) {
+    model(move || {
+        let clock = LoomClock::new();
+        let policy = FixedWindow::new(Rate::per_second(4));
+        let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        limiter.try_acquire(Demand::exactly(&2, 0)).expect("the first two");
+        let mut reserved = limiter.reserve(2, &Request::permits(2)).expect("the other two");
+        let receipt = limiter.claim(&mut reserved).expect("due").expect("granted");
+        let grant = receipt.granted.and_then(Granted::tracked).expect("a grant that can be undone");
+        before(&limiter);
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || undo(&limiter, grant.into()))
+        };
+        meanwhile(&limiter);
+        other.join().expect("no panic");
+        then(&limiter, &clock);
+        assert_eq!(limiter.status().available, available, "as many as were undone");
+    });
+}
+
+fn pause(limiter: &Window) {
+    limiter.pause(Pause::until(Nanos::MAX));
+}
+
+fn resume(limiter: &Window) {
+    limiter.resume();
+}
+
+/// The permits of the window come back, and are withheld.
+fn resume_later(limiter: &Window, clock: &LoomClock) {
+    clock.set(SECOND);
+    limiter.resume();
+}
+
+fn raise_the_limit(limiter: &Window) {
+    limiter.change(Change::rate(Rate::per_second(5))).expect("a rate fits");
+}
+
+/// The permits are in the stock of the pause once.
+#[test]
+fn a_pause_that_begins_while_a_grant_is_undone_keeps_its_permits() {
+    undo_against(Shared::undo, [|_| (), pause], resume_later, 2);
+}
+
+/// The permits are not taken for permits that came back in the pause.
+#[test]
+fn a_pause_that_ends_while_a_grant_is_undone_withholds_none_of_its_permits() {
+    undo_against(Shared::undo, [pause, resume], |_, _| (), 2);
+    undo_against(Shared::undo, [pause, raise_the_limit], resume_later, 3);
+}
+
+/// The broken twins: undo without the lock in any case, and then count the permits in the stock.
+fn undo_in_two_steps(limiter: &Window, mut grant: Undoable<FixedCharge>) {
+    let mut deferred = Deferred::new();
+    let latest = lock(&limiter.line).latest();
+    limiter.undo_unlocked(&mut grant.charge, latest, &mut deferred);
+    limiter.serve_then(|line, visit| line.uncount(visit.rule, &grant, |_| false));
+}
+
+#[test]
+#[should_panic(expected = "as many as were undone")]
+fn broken_a_pause_that_begins_while_a_grant_is_undone_keeps_its_permits() {
+    undo_against(undo_in_two_steps, [|_| (), pause], resume_later, 2);
+}
+
+#[test]
+#[should_panic(expected = "as many as were undone")]
+fn broken_a_pause_that_ends_while_a_grant_is_undone_withholds_none_of_its_permits() {
+    undo_against(undo_in_two_steps, [pause, resume], |_, _| (), 2);
 }

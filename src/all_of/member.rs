@@ -561,10 +561,17 @@ impl<P: Policy, C: Timer> MemberGrant for SettleableGrant<P, C> {
         let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;
         let latest = shared.serve_unattended(deferred);
-        // Without the member's lock, like `Shared::undo`.
-        shared.undo_unlocked(&mut grant.charge, latest, deferred);
+        // Without the member's lock, like `Shared::undo`, unless the member is paused.
+        let is_paused = lock(&shared.line).settings.pause.is_some();
+        if !is_paused {
+            shared.undo_unlocked(&mut grant.charge, latest, deferred);
+        }
         let (mut line, now) = shared.lock_for_composite(deferred);
-        line.undo_rest(&mut shared.visit_at(now, deferred), grant.into());
+        let visit = &mut shared.visit_at(now, deferred);
+        match is_paused {
+            true => line.take_back(visit, grant.into()),
+            false => line.undo_rest(visit, grant.into()),
+        }
         shared.unlock_and_recheck(line, true, 0, deferred);
     }
 

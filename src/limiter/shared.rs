@@ -560,15 +560,19 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// long to undo many permits. No request overtakes meanwhile: while a waiter is in the queue,
     /// every other request takes the lock, and the holder of the lock serves the waiters first. No
     /// wake-up is lost: the visit that follows serves the waiters with the permits given back. If
-    /// nothing wakes some of the waiters, the queue is served before as well.
+    /// nothing wakes some of the waiters, the queue is served before as well. In a pause all is
+    /// undone under the lock: see `line/pause.rs`.
     pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
         if counts(&self.rule, &grant.charge) {
             // The lock is held only for this reading, because a log takes long to undo.
-            let (mut latest, has_unattended) = {
+            let (mut latest, has_unattended, is_paused) = {
                 let line = lock(&self.line);
-                (line.latest(), line.has_unattended())
+                (line.latest(), line.has_unattended(), line.settings.pause.is_some())
             };
+            if is_paused {
+                return self.serve_then(|line, visit| line.take_back(visit, grant));
+            }
             if has_unattended {
                 let served = deferred.run(|| self.serve_then(|line, _| line.latest()));
                 latest = served.unwrap_or(latest);

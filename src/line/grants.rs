@@ -126,6 +126,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Undoes a grant, or the part of it that the charge states.
     pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R>, grant: Undoable<R::Charge>) {
         let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
+        self.uncount(rule, &grant, |_| false);
         self.undo_by(rule, grant, |charge, part, most| rule.undo(at, charge, part, most, deferred));
     }
 
@@ -133,6 +134,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// the lock.
     pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R>, grant: Undoable<R::Charge>) {
         let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
+        self.uncount(rule, &grant, |part| part_counts(*rule, &grant.charge, part));
         self.undo_by(rule, grant, |charge, part, most| match part_counts(*rule, charge, part) {
             true => u64::MAX,
             false => rule.undo(at, charge, part, most, deferred),
@@ -151,8 +153,6 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let Undoable { mut charge, made } = grant;
         // Permits that overflowed by the latest time are lost, even if the clock went back since.
         let measures = PerPart::new(R::PARTS, |part| measure(rule, &charge, self.latest, part));
-        let (Made::Tracked(GrantId(number)) | Made::Since(number)) = made;
-        self.uncount(rule, &charge, number);
         let undo = |part, most| undo(&mut charge, part, most);
         match made {
             Made::Tracked(id) => self.undo_log.undo(id, &measures, undo),

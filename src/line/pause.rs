@@ -44,10 +44,15 @@
 //! a moment later; or it finds the state after the end, and no stored permits. No update is lost,
 //! because the policy moves its state by a CAS. So the stored permits are spent once.
 //!
+//! **A grant of a window that is undone** in a pause is undone under the lock, because the window
+//! and its stock change together. If the pause begins while a grant is undone without the lock, the
+//! stock gets the permits when the lock is taken, up to the permits that the window has by then. So
+//! the stock is right if no permit came back to the window in real time meanwhile.
+//!
 //! **Checked by** `loom-tests/control.rs` and `tests/limiter/pause.rs`.
 
 use crate::clock::Timer;
-use crate::line::grants::Changed;
+use crate::line::grants::{Changed, GrantId, Made, Undoable};
 use crate::line::rule::Rule;
 use crate::line::undo_log::PerPart;
 use crate::line::{Line, WokenBy};
@@ -317,15 +322,25 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Uncounts a grant with this number in the undo log that is given back, or the part of it that
-    /// the charge states.
-    pub(super) fn uncount(&mut self, rule: &R, charge: &R::Charge, number: u64) {
+    /// Uncounts a grant that is given back, or the part of it that the charge states. A part of
+    /// which `is_undone` returns `true` has these permits already.
+    pub(crate) fn uncount(
+        &mut self,
+        rule: &R,
+        grant: &Undoable<R::Charge>,
+        is_undone: impl Fn(usize) -> bool,
+    ) {
+        let (charge, Made::Tracked(GrantId(number)) | Made::Since(number)) = (&grant.charge, &grant.made);
         if let Some(pause) = &mut self.settings.pause {
             for Stock { part, permits } in &mut pause.stocks {
                 *permits = permits.saturating_add(signed(permits_of(rule, charge, *part)));
+                if is_undone(*part) {
+                    // The pause began meanwhile, and the part may have had these permits by then.
+                    *permits = (*permits).min(signed(available(rule, *part, self.latest)));
+                }
             }
         }
-        for pace in self.settings.paces.iter_mut().filter(|pace| number >= pace.number) {
+        for pace in self.settings.paces.iter_mut().filter(|pace| *number >= pace.number) {
             pace.granted = pace.granted.saturating_sub(signed(permits_of(rule, charge, pace.part)));
         }
     }
