@@ -62,10 +62,12 @@ use crate::time::Nanos;
 /// slots, and 64 if all slots have just been examined in vain: it may be refused while a few keys
 /// are idle.
 ///
-/// A key that returns after it was forgotten never has more permits than if it had stayed, unless
-/// in the meantime a change of all keys made a window longer or a burst larger, or the key had a
-/// [plan](KeyedRateLimiter::with_plans) with [`DenyAll`](crate::DenyAll): a denied key has no
-/// permits, and so may be forgotten. With a policy that starts empty, such as
+/// A key that returns after it was forgotten never has more permits than if it had stayed, except
+/// in these cases. In the meantime a change of all keys made a window longer or a burst larger, or
+/// soon after a pause of all keys it raised the rate of one of Guava's policies, whose negative
+/// balance is a time. Or the key had a [plan](KeyedRateLimiter::with_plans) with
+/// [`DenyAll`](crate::DenyAll): a denied key has no permits, and so may be forgotten. With a policy
+/// that starts empty, such as
 /// [`SmoothBursty`](crate::SmoothBursty), the key starts empty again. With
 /// [`SmoothWarmingUp`](crate::SmoothWarmingUp), each key starts cold, even if the policy [starts
 /// warm](crate::SmoothWarmingUp::start_warm).
