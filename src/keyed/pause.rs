@@ -187,8 +187,10 @@ fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::St
     let at = at.max(empty);
     let (emptied, new) = (policy.restart(empty), policy.restart(at));
     let has_less = || {
-        let [emptied, new] = [&emptied, &new].map(|state| available(policy, state, at));
-        emptied.iter().zip(new).any(|(emptied, new)| *emptied < new)
+        let [fewer, more] = [&emptied, &new].map(|state| available(policy, state, at));
+        // At a rate of zero none of the permits is available, and only a full state is full.
+        let [later, sooner] = [&emptied, &new].map(|state| policy.status(state, at).full_at);
+        fewer.iter().zip(more).any(|(fewer, more)| *fewer < more) || later == Nanos::MAX && sooner < later
     };
     let is_less = policy.pause(&emptied, Standstill::end(empty)).is_some() && has_less();
     is_less.then_some(emptied)

@@ -548,9 +548,9 @@ where
             {
                 return Step::Done(Found::Known(Some(Err(never))));
             }
-            // No other key makes room for a key that is not added, as in a pause.
-            if self.plans.is_none()
-                && !self.may_share()
+            // No key in use makes room for a key that is not added, as in a pause.
+            if self.when_full == WhenKeysFull::EvictLeastUsed
+                && self.plans.is_none()
                 && !self.is_closed()
                 && let Some(Err(refusal)) = answer_of_hold(shard, &shard.policy, now, request.permits)
             {

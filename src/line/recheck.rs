@@ -4,14 +4,15 @@
 //! another one while it holds its own lock, so it leaves the recheck in its
 //! [`Deferred`](crate::line::deferred::Deferred). One recheck often leads to the next, along a
 //! chain as long as the number of limiters. So a thread that is already in a recheck puts further
-//! rechecks on its list and runs them in a loop, instead of nesting calls deeper and deeper.
+//! rechecks on its list and runs them in a loop, instead of nesting calls deeper and deeper. A
+//! limiter that is on the list already is not added again: its recheck will find all of it.
 //!
 //! A change of a member notifies many composites, and each of them visits the first waiters of its
 //! queue. They share the number of visits that one composite would make, so the cost of the call
 //! does not depend on the number of composites.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::line::deferred::{Payload, run};
@@ -27,8 +28,28 @@ pub(crate) trait Recheck: Send + Sync {
 struct List {
     /// The limiters that this thread must still recheck, after the current one.
     rechecks: VecDeque<Arc<dyn Recheck>>,
+    /// Their addresses.
+    listed: HashSet<usize>,
     /// How many waiters these limiters may visit after a change, all together.
     budget: usize,
+}
+
+impl List {
+    /// Adds limiters. None of those that are on the list already is the last reference.
+    fn extend(&mut self, rechecks: Vec<Arc<dyn Recheck>>) {
+        let List { rechecks: list, listed, .. } = self;
+        list.extend(rechecks.into_iter().filter(|limiter| listed.insert(address(limiter))));
+    }
+
+    fn next(&mut self) -> Option<Arc<dyn Recheck>> {
+        let next = self.rechecks.pop_front()?;
+        self.listed.remove(&address(&next));
+        Some(next)
+    }
+}
+
+fn address(limiter: &Arc<dyn Recheck>) -> usize {
+    Arc::as_ptr(limiter).addr()
 }
 
 thread_local! {
@@ -60,11 +81,16 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
     let mut rechecks = Some(rechecks);
     let outermost = LIST.try_with(|list| match &mut *list.borrow_mut() {
         Some(list) => {
-            list.rechecks.extend(rechecks.take().into_iter().flatten());
+            rechecks.take().into_iter().for_each(|rechecks| list.extend(rechecks));
             false
         }
         none => {
-            *none = rechecks.take().map(|rechecks| List { rechecks: rechecks.into(), budget: MAX_FORECAST });
+            *none = rechecks.take().map(|rechecks| {
+                let (empty, listed) = (VecDeque::new(), HashSet::new());
+                let mut list = List { rechecks: empty, listed, budget: MAX_FORECAST };
+                list.extend(rechecks);
+                list
+            });
             true
         }
     });
@@ -89,7 +115,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
 fn next() -> Option<Arc<dyn Recheck>> {
     LIST.try_with(|list| {
         let mut list = list.borrow_mut();
-        let next = list.as_mut().and_then(|list| list.rechecks.pop_front());
+        let next = list.as_mut().and_then(List::next);
         if next.is_none() {
             *list = None;
         }

@@ -84,6 +84,8 @@ pub(crate) struct Seats<R: Rule> {
     total: Sums,
     /// The seats that are away, by the time `at` of each.
     away: BTreeSet<(Nanos, u64)>,
+    /// The positions of the seats whose composites wait for other seats, and for no limiter.
+    held_up: BTreeSet<u64>,
     /// The seats whose composites must still be notified, by their times.
     wakeups: BTreeSet<(Nanos, u64)>,
 }
@@ -113,8 +115,6 @@ struct Seat<Ask> {
     due: Nanos,
     /// Whether it waits only for this limiter.
     here: bool,
-    /// Whether its composite waits for other seats, and for no limiter.
-    held_up: bool,
     shared: Weak<dyn Recheck>,
 }
 
@@ -151,6 +151,7 @@ impl<R: Rule> Seats<R> {
             blocks: BTreeMap::new(),
             total: Sums::default(),
             away: BTreeSet::new(),
+            held_up: BTreeSet::new(),
             wakeups: BTreeSet::new(),
         }
     }
@@ -398,8 +399,7 @@ impl<R: Rule> Seats<R> {
         shared: Weak<dyn Recheck>,
     ) {
         // The seat is idle until its time is set.
-        let (at, due, here, held_up) = (Nanos::MAX, Nanos::ZERO, false, false);
-        let seat = Seat { ask, before: entries, at, due, here, held_up, shared };
+        let seat = Seat { ask, before: entries, at: Nanos::MAX, due: Nanos::ZERO, here: false, shared };
         self.insert(rule, position, seat);
     }
 
@@ -427,18 +427,17 @@ impl<R: Rule> Seats<R> {
 
     /// Marks a seat as one whose composite waits for other seats, and for no limiter, or unmarks it.
     pub(crate) fn mark_held_up(&mut self, position: u64, held_up: bool) {
-        self.list.get_mut(&position).into_iter().for_each(|seat| seat.held_up = held_up);
+        match held_up && self.list.contains_key(&position) {
+            true => self.held_up.insert(position),
+            false => self.held_up.remove(&position),
+        };
     }
 
-    /// Notifies the composites that wait for other seats, among the next [`MAX_NOTIFIED`] seats
-    /// behind a seat that has left or waits longer.
+    /// Notifies the composites of the next [`MAX_NOTIFIED`] marked seats behind a seat that has left
+    /// or waits longer.
     fn notify_held_up(&self, position: u64, deferred: &mut Deferred) {
-        if self.away.is_empty() {
-            return;
-        }
-        let behind = self.list.range(position.saturating_add(1)..).take(MAX_NOTIFIED);
-        let held_up = behind.filter(|(_, seat)| seat.held_up);
-        deferred.rechecks.extend(held_up.filter_map(|(_, seat)| seat.shared.upgrade()));
+        let behind = self.held_up.range(position.saturating_add(1)..).take(MAX_NOTIFIED);
+        deferred.rechecks.extend(behind.filter_map(|behind| self.list.get(behind)?.shared.upgrade()));
     }
 
     /// Records a seat as here, away or idle. Returns whether anything has changed.
@@ -472,7 +471,8 @@ impl<R: Rule> Seats<R> {
         if !is_here && at < Nanos::MAX {
             self.away.insert((at, position));
         }
-        if at > old_at {
+        // Two clocks that are read one after the other make times differ a little.
+        if at > old_at.saturating_add(CLOCK_SKEW) || *ask != old_ask {
             self.notify_held_up(position, deferred);
         }
         moved || was_here != is_here
@@ -494,12 +494,14 @@ impl<R: Rule> Seats<R> {
         let Some(seat) = self.remove(position) else { return false };
         self.wakeups.remove(&(seat.at, position));
         self.away.remove(&(seat.at, position));
+        self.held_up.remove(&position);
         self.notify_held_up(position, deferred);
         true
     }
 
-    /// Notifies the composites of the seats whose time has come. Also notifies the composite of the
-    /// first seat that is here, if the seat is due earlier than recorded or will never be due.
+    /// Notifies the composites of the seats whose time has come. Also notifies the composites of the
+    /// first seat that is here and of the first marked one, if that seat is due earlier than
+    /// recorded or will never be due.
     pub(crate) fn notify_due(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred) {
         let mut due = Vec::new();
         while let Some(wakeup) = self.wakeups.first().copied().filter(|(at, _)| *at <= now) {
@@ -510,17 +512,19 @@ impl<R: Rule> Seats<R> {
         // one finds a time behind the seats before its own, instead of an equal time.
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|position| self.list.get(position)?.shared.upgrade()));
-        let first = self.here.first().and_then(|first| self.list.get_key_value(first));
-        let Some((&position, Seat { ask, .. })) = first else { return };
-        let Some(due) = self.due_in_seat(schedule, (now, now), position, ask) else { return };
-        // A request that can never be granted is refused now. Otherwise all requests behind it
-        // would wait.
-        if let Some(seat) = self.list.get_mut(&position)
-            && (due < seat.due || due == Nanos::MAX && seat.due < due)
-            && seat.at > now
-        {
-            seat.due = due;
-            deferred.rechecks.extend(seat.shared.upgrade());
+        let firsts = [self.here.first(), self.held_up.first()].map(Option::<&u64>::copied);
+        for position in firsts.into_iter().flatten() {
+            let Some(Seat { ask, .. }) = self.list.get(&position) else { continue };
+            let Some(due) = self.due_in_seat(schedule, (now, now), position, ask) else { continue };
+            // A request that can never be granted is refused now. Otherwise all requests behind it
+            // would wait.
+            if let Some(seat) = self.list.get_mut(&position)
+                && (due < seat.due || due == Nanos::MAX && seat.due < due)
+                && seat.at > now
+            {
+                seat.due = due;
+                deferred.rechecks.extend(seat.shared.upgrade());
+            }
         }
     }
 }

@@ -369,12 +369,17 @@ fn a_grant_tells_which_members_in_shadow_gave_nothing() {
     a.reset();
     clock.advance(100 * MS);
     assert_eq!(assert_ready!(second.poll()).as_ref().map(took), Ok((true, true)));
+}
 
-    // And for a request of a key.
+#[cfg(feature = "keyed")]
+#[test]
+fn the_permits_of_a_key_tell_which_members_gave_some() {
+    let (a, _b, _both, clock) = two();
     let users =
         tidegate::KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), 100, clock.clone());
     let keys = tidegate::KeyedAllOf::<str, _>::new("user", &users).with("a", &a);
     users.set_shadow_all(true);
+    a.set_shadow(true);
     a.reset();
     let took = |permits: &tidegate::AllPermits| (permits.took_from("user"), permits.took_from("a"));
     assert_eq!(keys.try_acquire("alice").as_ref().map(took), Ok((true, true)));

@@ -1,15 +1,17 @@
 //! A composite's waiter that lacks permits of only one member waits there like a plain waiter:
 //! among any number of others, in order, and for the same time.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::support::counted::Counted;
 use crate::support::{Bucket, bucket, spawn_pending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllRequest, AnyPolicy, Change, FixedWindow, ManualClock, Nanos, Pause, PolicyConfig, Rate,
+    AllOf, AllRequest, AnyPolicy, Change, Clock, FixedWindow, ManualClock, Nanos, Pause, PolicyConfig, Rate,
     RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
@@ -475,6 +477,7 @@ fn a_member_reports_what_a_request_beside_a_reservation_would_get() {
 /// Two composites wait. The second one waits for no member, but for the seats of the first one: at
 /// the first member until its window ends, and at the second member behind a later time.
 struct HeldUp {
+    window: Limiter,
     third: Limiter,
     first: Waiting,
     second: Waiting,
@@ -484,14 +487,15 @@ fn held_up(second_member: &str) -> HeldUp {
     let clock = ManualClock::starting_at(Nanos::from_duration(1800 * SECOND));
     let limiter =
         |line: &str| RateLimiter::with_clock(line.parse::<AnyPolicy>().expect("a policy"), clock.clone());
-    let (window, bucket) = (limiter("fixed_window 5/h"), limiter(second_member));
+    let (window, bucket) = (limiter("fixed_window 7/h"), limiter(second_member));
+    window.try_acquire_many(2).expect("permits");
     let third = limiter("token_bucket 1/s burst 6");
     third.debit(1503);
     let all = AllOf::new("window", &window).with("bucket", &bucket).with("third", &third);
     let both = AllOf::new("window", &window).with("bucket", &bucket);
     let first = spawn_pending(all.acquire_many([("window", 3), ("bucket", 1), ("third", 3)]));
     let second = spawn_pending(both.acquire_many([("window", 3), ("bucket", 1)]));
-    HeldUp { third, first, second }
+    HeldUp { window, third, first, second }
 }
 
 const SLOW: [&str; 4] = [
@@ -517,9 +521,45 @@ fn a_composite_behind_the_seats_of_a_dropped_one_moves_up() {
 #[test]
 fn a_composite_behind_the_seats_of_one_that_is_held_up_moves_up() {
     for line in SLOW {
-        let HeldUp { third, mut first, mut second } = held_up(line);
+        let HeldUp { third, mut first, mut second, .. } = held_up(line);
         third.pause_for(Duration::MAX);
         assert!(second.is_woken(), "{line}");
         assert!(second.poll().is_ready() && first.poll().is_pending());
     }
+}
+
+/// Bug: nor when permits came back.
+#[test]
+fn a_composite_behind_the_seats_of_another_one_moves_up_by_a_refund() {
+    for line in SLOW {
+        let HeldUp { window, first, mut second, .. } = held_up(line);
+        window.refund(2);
+        assert!(second.is_woken(), "{line}");
+        assert!(second.poll().is_ready());
+        drop(first);
+    }
+}
+
+/// Bug: on a clock that advances with each reading, composites that waited for each other's seats
+/// notified each other again and again when the first one left.
+#[test]
+fn composites_behind_each_other_s_seats_check_a_few_times_when_one_leaves() {
+    let clock = Counted::reading(ManualClock::new(), |clock, before| {
+        let random = (before as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        clock.now().saturating_add(Nanos::new(before as u64 * 50 + random))
+    });
+    let limiter =
+        |line: &str| RateLimiter::with_clock(line.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+    let shared = limiter("token_bucket 1/s burst 1");
+    let mut waits: Vec<_> = (0..20)
+        .map(|_| {
+            let own = limiter("fixed_window 1/h");
+            own.try_acquire().expect("the only one");
+            spawn_pending(AllOf::new("own", &own).with("shared", &shared).acquire())
+        })
+        .collect();
+    let before = clock.readings.load(Ordering::Relaxed);
+    drop(waits.remove(0));
+    let read = clock.readings.load(Ordering::Relaxed) - before;
+    assert!(read < 20_000, "the clock was read {read} times");
 }

@@ -750,6 +750,11 @@ fn a_full_table_refuses_no_request_in_shadow_mode_or_that_asks_nothing_of_it() -
     drop(assert_ready_ok!(wait.poll()));
     clock.advance(SECOND);
     assert!(any.try_acquire_many("dave", costs).is_ok());
+    // A number of 0 asks nothing of any rate.
+    for name in ["alice", "dave"] {
+        let refusal = any.try_acquire_many(name, 0).expect_err("nothing is asked for").refusal();
+        assert_eq!(refusal, Some(Refusal::ZeroPermits), "{name}");
+    }
     let refusal = any.try_acquire("dave").expect_err("no room").refusal();
     assert_eq!(refusal, Some(Refusal::TooManyKeys { limit: 1 }));
     Ok(())

@@ -564,3 +564,15 @@ fn a_pause_makes_no_room_for_new_keys() {
     keys.debit(&3, 0).expect("nothing is charged");
     assert!(keys.try_acquire(&1).is_err());
 }
+
+/// Bug: after a rate of zero, keys that were added after a pause began full.
+#[test]
+fn a_rate_of_zero_fills_no_new_key_after_a_pause() {
+    let (keys, clock) = keys("smooth_bursty 5/s max_burst 1h start_full");
+    keys.pause_all_for(SECOND);
+    clock.advance(2 * SECOND);
+    let before = keys.status(&1).available;
+    keys.set_rate_all(Rate::ZERO);
+    keys.set_rate_all(Rate::per_second(5));
+    assert!(keys.status(&1).available <= before);
+}

@@ -583,6 +583,18 @@ fn a_limiter_that_begins_full_at_a_rate_of_zero_is_full() -> Result<(), Box<dyn 
     Ok(())
 }
 
+/// Bug: at a rate of zero after none, no limit was told, and a change of the kind gave a full burst.
+#[test]
+fn a_rate_of_zero_after_none_has_a_limit() -> Result<(), Box<dyn Error>> {
+    let limiter = RateLimiter::with_clock("smooth_bursty 5/s".parse::<AnyPolicy>()?, ManualClock::new());
+    limiter.set_rate(Rate::UNLIMITED);
+    limiter.set_rate(Rate::ZERO);
+    assert_eq!(limiter.status().limit, 1);
+    limiter.apply(&"token_bucket 1/s burst 50".parse()?, Keep::Count)?;
+    assert_eq!(limiter.status().available, 0);
+    Ok(())
+}
+
 /// Bug: without a rate the debt stayed a time, so another rate turned the debt into another number
 /// of permits.
 #[test]

@@ -62,16 +62,6 @@ pub(crate) struct Lease {
     pub(crate) leave: Box<dyn Send + Sync>,
 }
 
-impl Lease {
-    /// Returns a limit for a composite whose requests ask nothing of it.
-    pub(super) fn of_nothing() -> Lease {
-        let limit = CountingLimit::new(0);
-        let number = limit.address() as u64;
-        // The limit lives as long as its number is used.
-        Lease { kind: Kind::Counting(limit.clone()), number, leave: Box::new(limit) }
-    }
-}
-
 struct Leave<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     table: Arc<Table<K, P, C>>,
     hash: u64,

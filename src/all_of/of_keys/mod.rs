@@ -673,7 +673,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             |index: usize| ask.is_none_or(|ask| ask[self.common.shared.rule.members.len() + index] > 0);
         let lease = |(index, entry): (usize, &KeyedEntry<Q>)| {
             entry.member.lease(key).or_else(|refusal| match refusal {
-                Refusal::TooManyKeys { .. } if !asked(index) => Ok(Lease::of_nothing()),
+                Refusal::TooManyKeys { .. } if !asked(index) => Ok(self.placeholder(entry)),
                 _ => Err(refused(&entry.name, refusal)),
             })
         };
@@ -710,18 +710,30 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
         self.in_use(key).unwrap_or_else(|| {
             let common = &self.common.shared;
-            // The number of a request applies to the rates alone.
-            let kind = |of: &KeyedEntry<Q>| match of.member.in_table() {
-                Some(_) => Kind::Rate(Arc::new(RateLimiter::with_clock(Unlimited, common.clock.clone()))),
-                None => Kind::Counting(CountingLimit::new(0)),
+            let placeholder = |of: &KeyedEntry<Q>| Entry {
+                name: of.name.clone(),
+                kind: self.placeholder(of).kind,
+                cost: of.cost,
             };
-            let placeholder =
-                |of: &KeyedEntry<Q>| Entry { name: of.name.clone(), kind: kind(of), cost: of.cost };
             let members =
                 common.rule.members.iter().cloned().chain(self.keyed.iter().map(placeholder)).collect();
             let all = AllOf::observed_by(self.events.clone(), members, None, common.clock.clone());
             AllOf { ones: self.ones.clone(), ..all }
         })
+    }
+
+    /// Returns a limiter that no table has, for a request that takes no permits of it. It is a rate
+    /// limiter if the number of a request applies to the limiter of keys.
+    fn placeholder(&self, of: &KeyedEntry<Q>) -> Lease {
+        if of.member.in_table().is_some() {
+            let limiter = RateLimiter::with_clock(Unlimited, self.common.shared.clock.clone());
+            let number = limiter.shared.number;
+            return Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave: Box::new(()) };
+        }
+        let limit = CountingLimit::new(0);
+        let number = limit.address() as u64;
+        // The limit lives as long as its number is used.
+        Lease { kind: Kind::Counting(limit.clone()), number, leave: Box::new(limit) }
     }
 
     /// Closes the [`AllOf`] of each key, including those created later. All waiting requests, and

@@ -231,8 +231,9 @@ impl SmoothBursty {
     /// Returns the status of a state.
     fn status_of(&self, zero: u64, at: Nanos) -> PolicyStatus {
         let (tick, stopped) = (ticks::from_nanos(at), self.rate.is_zero());
-        // Without a rate, stored permits keep the cost that they had.
-        let price = if stopped { self.rate.counted().price(1) } else { self.rate.price(1) };
+        // Without a rate, stored permits keep the cost that they had, if they had one.
+        let counted = if stopped { self.rate.counted() } else { self.rate.interval() };
+        let price = if stopped && counted.is_unlimited() { ticks::NEVER } else { counted.price(1) };
         let saved = tick.checked_sub(zero.max(self.floor(tick)));
         let available = match saved {
             _ if stopped => 0,
