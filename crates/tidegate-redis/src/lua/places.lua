@@ -29,13 +29,15 @@ if has_back then
     return place.due <= now and (l.booked <= now or lasts(l, place.due) <= now)
   end
 
-  -- Refunds a place that no request can take anymore.
+  -- Refunds a place that no request can take anymore. A bucket gets it as of its end, because a call
+  -- that changes nothing does not keep the refund: idle time accrues from then on.
   function refund(l, place)
     if place.free == 0 then return end
     if l.kind.cut then
       l.kind.cut(l, place.due, place.free)
     else
-      local spare = l.kind.give(l, max(l.now, l.booked), place.free, place.due)
+      local ended = l.kind == kinds[BUCKET] and min(l.now, lasts(l, place.due)) or l.now
+      local spare = l.kind.give(l, max(ended, l.booked), place.free, place.due)
       if place.due <= now and l.booked > now then
         note_refund(l, place.free, place.due, spare or 0, place.number)
       end

@@ -175,3 +175,27 @@ fn grants_come_back_after_a_reset_and_a_clock_that_is_set_back() {
         assert_eq!(limit.call(due + 1, TRY, 5).answer, Answer::Done, "{line}");
     }
 }
+
+/// Bug: idle time behind a dropped wait did not count for a request larger than the burst: each try
+/// found the bucket exactly full again, and was told the same wait again.
+#[test]
+fn idle_time_counts_behind_a_dropped_wait() {
+    for (line, burst, size, debt, now) in [
+        ("leaky_bucket 10/s nodelay 3", 4, 4, 0, 501),
+        ("leaky_bucket 10/s nodelay 3", 4, 9, 3, 901),
+        ("leaky_bucket 10/s", 1, 40, 40, 4001),
+    ] {
+        let Some(bucket) = Course::of(line) else { return };
+        let mut bucket = Course { limit: bucket.limit.without_longest(), ..bucket };
+        assert_eq!(bucket.call(0, TRY, burst).answer, Answer::Done);
+        let dropped = bucket.call(0, ANY_WAIT, size);
+        // No wait from before it is undone.
+        match debt {
+            0 => assert_eq!(bucket.call(0, ANY_WAIT, 1).answer, Answer::Done),
+            debt => assert_eq!(bucket.call(0, Operation::Debit, debt).answer, Answer::Done),
+        }
+        bucket.drop_wait(1, &dropped, size);
+        let told = u64::try_from(bucket.call(now, TRY, burst + 1).wait.as_millis()).expect("a wait");
+        bucket.is_granted_after(now, burst + 1, told);
+    }
+}
