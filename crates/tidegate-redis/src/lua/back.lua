@@ -2,11 +2,12 @@
 
 local counts, give, give_after
 if ARGV[4] or operation == 'refund' then
-  -- Returns whether a grant, or the booking with a number, is certainly from after the last reset.
+  -- Returns whether a grant, or a booking with a number or -1, is certainly from after the last
+  -- reset, and from after the clock was set back.
   function counts(l, due, number)
-    if not l.reset then return true end
-    if number and number >= 0 then return number >= l.valid end
-    return due > l.reset
+    local valid = l.valid or 0
+    if number and number >= 0 then return number >= valid end
+    return due > (l.reset or 0) and (due > 8 * valid or not number and due <= l.now)
   end
 
   -- Adds permits to the state, and thus behind all bookings. They are of a grant at an instant, or

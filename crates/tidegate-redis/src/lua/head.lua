@@ -30,7 +30,8 @@
 --   | 15     |        | 1    | the number of numbers in `marks`                               |
 --   | 16     | reset  | us   | the instant of the last booking or grant from before a reset, 0 |
 --   |        |        |      | if none of them counts any more                                |
---   | 17     | valid  | 1    | the lowest number of a booking from after that reset           |
+--   | 17     | valid  | 1    | the lowest number of a booking from after that reset, and from  |
+--   |        |        |      | after the clock was set back; 0 if there are no earlier ones   |
 --
 -- and texts, in this order:
 --
@@ -59,7 +60,10 @@
 -- reading before `seen` counts as `seen`. If a reading is earlier than `seen` by more than the
 -- limit's span, the clock was set, and all instants of the state move with it: what was granted
 -- stays granted, no permit accrues for the gap, and no wait is longer than the span and the
--- bookings.
+-- bookings. A client knows the instant of its booking by the clock from before, which may be that
+-- of another booking now. So no booking of a lower number than `valid` is given back. The time
+-- `8 * valid` is at or behind the last of these instants: until then no booking without a number is
+-- given back, and no grant that is ahead.
 --
 -- Booking. A request is due at the earliest instant, not before `booked` and `held`, at which every
 -- limit has its permits. No limit loses availability by waiting, so that instant is the latest of

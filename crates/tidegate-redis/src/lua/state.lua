@@ -28,7 +28,8 @@ if has_back then
     count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
     local reset, valid
     length, later, real, count_parts, count_marks, reset, valid, first = parse('>ddddddd', value, first)
-    if reset > 0 then l.reset, l.valid = reset, valid end
+    if reset > 0 then l.reset = reset end
+    if valid > 0 then l.valid = valid end
     if count_marks > 0 then l.marks, first = marks.read(value, first, count_marks) end
     l.real = value:sub(first, first + real - 1)
     first = first + real
@@ -91,7 +92,7 @@ end
 local function read(l, value, moved)
   l.origin, l.kept_from, l.alive, l.first_due = '', 0, 0, 0
   l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
-  if l.parts or l.marks or l.reset then l.parts, l.marks, l.reset = nil, nil, nil end
+  if l.parts or l.marks or l.valid then l.parts, l.marks, l.reset, l.valid = nil, nil, nil, nil end
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -124,6 +125,11 @@ local function read(l, value, moved)
       end
       -- The clock was set back. The state must record this, or it would count again.
       l.writes, l.changed = l.writes + 1, true
+      if l.booked > seen or l.predicted then
+        -- There may be waits that have instants of the clock from before.
+        l.writes = max(l.writes, l.predicted or 0, floor(l.booked / 8) + 1)
+        l.valid = l.writes
+      end
       seen, l.seen, l.booked, l.sooner = now, now, l.booked - ahead, ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
       -- Their permits are lost for the span.
@@ -136,6 +142,7 @@ local function read(l, value, moved)
   end
   l.now = seen > now and seen or now
   if l.reset and reset_till(l) <= now then l.reset = nil end
+  if l.valid and not l.reset and 8 * l.valid <= now then l.valid = nil end
   if l.first > 41 then pass(l) end
   l.at = max(l.now, l.booked, l.held)
 end
@@ -186,7 +193,7 @@ local function value_of(l)
   -- The marks of a bucket are numbers of its algorithm.
   local noted = l.booked > l.now and l.kind ~= kinds[BUCKET] and l.marks or NONE
   local listed = #places + #later + #refunds + #(l.parts or NONE) + #noted
-  if listed == 0 and text .. origin .. real == '' and not (is_kept or l.reset) then
+  if listed == 0 and text .. origin .. real == '' and not (is_kept or l.valid) then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
   local texts, bytes = {''}, 0
@@ -198,7 +205,7 @@ local function value_of(l)
   for _, place in ipairs(parts) do apart = apart .. text_of_place(place) end
   local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
   first = first .. pack('>ddddddd', l.first_due, #origin, bytes, #real, #parts, #noted, l.reset or 0)
-  first = first .. pack('>d', l.reset and l.valid or 0)
+  first = first .. pack('>d', l.valid or 0)
   first = first .. (#noted > 0 and marks.text(noted) or '')
   first = first .. real .. origin
   for _, place in ipairs(places) do first = first .. text_of_place(place) end

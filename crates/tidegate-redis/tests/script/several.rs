@@ -8,6 +8,7 @@ use redis::Connection;
 
 use crate::script::{Answer, GivenBack, Mode, Reply, ReserveRequest, Script};
 use crate::script_tests::conformance::{EXACT, calls};
+use crate::script_tests::refunds::BOUNDED;
 use crate::script_tests::support::wait_until;
 use crate::script_tests::{ANY_WAIT, Limit, Operation, Part, START, Store, TRY, command, intervals};
 
@@ -303,6 +304,36 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
             assert!(reply.wait <= most, "{line}, {back} s: {:?} after {before:?}", reply.wait);
             let due = now + u64::try_from(reply.wait.as_micros()).expect("a wait");
             assert_eq!(store.call(TRY, due, &part()).answer, Answer::Done, "{line}, {back} s");
+        }
+    }
+}
+
+/// Bug: a wait from before the server's clock was set back, and dropped afterwards, freed the instant
+/// of another wait: up to twice the limit was granted.
+#[test]
+fn no_wait_of_another_clock_comes_back() {
+    let Some(mut store) = Store::new() else { return };
+    for line in BOUNDED.into_iter().filter(|line| line.contains("10/s")) {
+        // The instants are the same on both clocks, or they differ.
+        for back in [10 * SECOND, 10 * SECOND - 130_000] {
+            let limit = Limit { key: format!("{line}-{back}"), ..Limit::new(line).without_longest() };
+            let part = || [limit.part(1, &[])];
+            let waits: Vec<Reply> = (0..310).map(|_| store.call(ANY_WAIT, START, &part())).collect();
+            let now = START - back;
+            store.call(TRY, now, &part());
+            let due = |reply: &Reply| u64::try_from(reply.due).expect("an instant");
+            let (dropped, stay): (Vec<Reply>, Vec<Reply>) =
+                waits.into_iter().partition(|wait| due(wait) <= START + 20 * SECOND);
+            for wait in dropped.iter().filter(|wait| due(wait) > START + back) {
+                let before = wait.before.first().map_or(&[][..], Vec::as_slice);
+                store.call(Operation::Back { due: wait.due }, now, &[limit.part(1, before)]);
+            }
+            let new: Vec<u64> = (0..100).map(|_| due(&store.call(ANY_WAIT, now, &part()))).collect();
+            let mut all: Vec<u64> = stay.iter().map(|wait| due(wait) - back).chain(new).collect();
+            all.sort_unstable();
+            // 100 permits, and a burst of up to 40.
+            let span = all.windows(150).map(|some| some[149] - some[0]).min();
+            assert!(span >= Some(10 * SECOND), "{line}, {back} us: 150 in {span:?} us");
         }
     }
 }
