@@ -14,6 +14,8 @@ if operation == 'reserve' then
     for i = 1, count do
       local l = limits[i]
       l.n, l.most = parse('>dd', numbers, first + 8 + 16 * i)
+      -- The request waits for no longer than each of its limits allows.
+      if l.n > 0 then longest = min(longest, l.longest) end
     end
     replies[#replies + 1] = reserve(longest, mode == 1, mode == 2, wants_state == 1)
   end

@@ -199,3 +199,24 @@ fn idle_time_counts_behind_a_dropped_wait() {
         bucket.is_granted_after(now, burst + 1, told);
     }
 }
+
+/// Bug: a request whose maximum wait was longer than that of a limit was told the end of a place,
+/// as if it could wait for that end. When it asked again, the place was gone.
+#[test]
+fn a_limit_that_allows_no_wait_promises_no_place_that_ends() {
+    let Some(mut store) = Store::new() else { return };
+    let leaky = Limit::new("leaky_bucket 10/s nodelay 3 capacity 3");
+    let bucket = Limit::new("token_bucket 10/s burst 10");
+    let mut call = |operation, micros, n, m, before: &[u8]| {
+        store.call(operation, START + micros, &[leaky.part(n, &[]), bucket.part(m, before)])
+    };
+    assert_eq!(call(TRY, 0, 4, 10, &[]).answer, Answer::Done);
+    let wait = call(ANY_WAIT, 1_000, 0, 3, &[]);
+    call(Operation::Debit, 2_000, 0, 3, &[]);
+    call(Operation::Back { due: wait.due }, 3_000, 0, 3, &wait.before[1]);
+    let within = Operation::Reserve { longest: Duration::from_secs(4), shadow: false };
+    let refused = call(within, 4_000, 1, 1, &[]);
+    assert_eq!(refused.answer, Answer::Refused);
+    let told = 4_000 + u64::try_from(refused.wait.as_micros()).expect("a wait");
+    assert_eq!(call(within, told, 1, 1, &[]).answer, Answer::Done);
+}
