@@ -175,8 +175,12 @@ local function reply(answer, wait, tightest, due, wants_state, other)
     if at > l.now then
       l.n, available = 1, spare(l)
       next_at = earliest(l, l.now)
-    elseif available == 0 then
-      next_at = l.kind.due(l, at, 1)
+    else
+      -- A limit whose clock stands still may have places of which permits are granted now.
+      for _, place in ipairs(l.kind.cut and NONE or l.places) do
+        if place.due <= at and lasts(l, place.due) > at then available = available + place.free end
+      end
+      if available == 0 then next_at = l.kind.due(l, at, 1) end
     end
     fields[k] = available
     fields[k + 1] = full and max(0, full - now) or -1

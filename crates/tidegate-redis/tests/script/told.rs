@@ -220,3 +220,23 @@ fn a_limit_that_allows_no_wait_promises_no_place_that_ends() {
     let told = 4_000 + u64::try_from(refused.wait.as_micros()).expect("a wait");
     assert_eq!(call(within, told, 1, 1, &[]).answer, Answer::Done);
 }
+
+/// Bug: while the clock of a limit stood still, because the server's clock was slightly behind, the
+/// reply reported no permits of grants that were given back, although a request got them.
+#[test]
+fn permits_that_come_back_while_a_clock_stands_still_are_available() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 10/s burst 10 interval_refill");
+    let mut call =
+        |operation, micros, n, before: &[u8]| store.call(operation, START + micros, &[limit.part(n, before)]);
+    for n in [2, 6] {
+        assert_eq!(call(TRY, 881_527, n, &[]).answer, Answer::Done);
+    }
+    let grant = call(TRY, 781_527, 2, &[]);
+    let wait = call(ANY_WAIT, 781_527, 4, &[]);
+    call(Operation::Refund { due: grant.due }, 818_961, 1, &[]);
+    call(Operation::Back { due: wait.due }, 818_961, 4, &wait.before[0]);
+    assert_eq!(call(Operation::Status, 818_961, 0, &[]).limits[0].available, 1);
+    assert_eq!(call(TRY, 818_961, 2, &[]).answer, Answer::Refused);
+    assert_eq!(call(TRY, 818_961, 1, &[]).answer, Answer::Done);
+}
