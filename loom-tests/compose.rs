@@ -296,8 +296,9 @@ fn of_two_that_wait_one_leaves_and_the_other_is_served() {
     });
 }
 
-/// A composite's waiter for two permits joins while its only member changes, so that the waiter would never be
-/// granted. The waiter is refused, by its poll or after it was woken. With up to two preemptions.
+/// A composite's waiter for two permits joins while its only member changes, so that the waiter
+/// would never be granted. The waiter is refused, by its poll or after it was woken. With up to two
+/// preemptions.
 fn joining_against_a_change<M: Clone + Send + Sync + 'static>(
     make: fn(&LoomClock) -> (M, Kind),
     change: fn(&M),

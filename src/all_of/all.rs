@@ -753,9 +753,9 @@ impl<C: Timer> Rule for All<C> {
         }
         // `ready_at` takes this lock.
         drop(seats);
-        // A member may have been lowered or closed, or a time may have moved, before there was a seat
-        // to notify, or a mark. A member counts a change under its lock, and so before it gives the
-        // seat. Relaxed: as in `changes`.
+        // A member may have been lowered or closed, or a time may have moved, before there was a
+        // seat to notify, or a mark. A member counts a change under its lock, and so before it
+        // gives the seat. Relaxed: as in `changes`.
         let is_changed = || self.sum_of_changes() != self.changes.load(Ordering::Relaxed);
         let is_earlier = || (new_at_rate || newly_held_up) && self.ready_at(now, &Vec::new(), ask, 0) < due;
         if (new || new_at_rate || newly_held_up) && (is_changed() || is_earlier()) {

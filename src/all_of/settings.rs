@@ -123,9 +123,9 @@ impl<C: Timer> AllOf<C> {
     /// [`RateLimiter::refund`](crate::RateLimiter::refund).
     ///
     /// Costs are given as in [`debit`](AllOf::debit): give the costs that the call was granted, and
-    /// a cost of 0 for a member in shadow mode from which the grant
-    /// [took nothing](crate::AllPermits::took_from). Permits of a [`CountingLimit`](crate::CountingLimit) go back when the
-    /// [`AllPermits`](crate::AllPermits) are dropped.
+    /// a cost of 0 for a member in shadow mode from which the grant [took
+    /// nothing](crate::AllPermits::took_from). Permits of a [`CountingLimit`](crate::CountingLimit)
+    /// go back when the [`AllPermits`](crate::AllPermits) are dropped.
     ///
     /// # Errors
     ///

@@ -66,11 +66,11 @@ use crate::time::Nanos;
 /// in these cases. In the meantime a change of all keys made a window longer or a burst larger, or
 /// soon after a pause of all keys it raised the rate of one of Guava's policies, whose negative
 /// balance is a time. Or the key had a [plan](KeyedRateLimiter::with_plans) with
-/// [`DenyAll`](crate::DenyAll): a denied key has no permits, and so may be forgotten. With a policy
-/// that starts empty, such as
-/// [`SmoothBursty`](crate::SmoothBursty), the key starts empty again. With
-/// [`SmoothWarmingUp`](crate::SmoothWarmingUp), each key starts cold, even if the policy [starts
-/// warm](crate::SmoothWarmingUp::start_warm).
+/// [`DenyAll`](crate::DenyAll): a denied key has no permits, and so may be forgotten.
+///
+/// With a policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), a key that
+/// returns starts empty again. With [`SmoothWarmingUp`](crate::SmoothWarmingUp), each key starts
+/// cold, even if the policy [starts warm](crate::SmoothWarmingUp::start_warm).
 ///
 /// | call | if the permits are not due now |
 /// |---|---|

@@ -394,10 +394,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Converts the stocks of a pause after a change of the terms, as the windows convert their used
-    /// permits. A window without a limit counts none, so a stock from before or after it is what the
-    /// window has now. A part that has become one that can stand still needs no stock, and has no
-    /// more permits than its stock had.
+    /// Converts the stocks of a pause after a change of the terms, as the windows convert their
+    /// used permits. A window without a limit counts none, so a stock from before or after it is
+    /// what the window has now. A part that has become one that can stand still needs no stock, and
+    /// has no more permits than its stock had.
     pub(super) fn convert_stocks(&mut self, rule: &R, before: &Restraints, changed: Changed) {
         let (now, Some(pause)) = (self.latest, &mut self.settings.pause) else { return };
         let old = std::mem::take(&mut pause.stocks);

@@ -425,7 +425,8 @@ impl<R: Rule> Seats<R> {
         ask.is_some_and(|ask| self.file(rule, position, &ask, (Nanos::MAX, Nanos::ZERO), deferred))
     }
 
-    /// Marks a seat as one whose composite waits for other seats, and for no limiter, or unmarks it.
+    /// Marks a seat as one whose composite waits for other seats, and for no limiter, or unmarks
+    /// it.
     pub(crate) fn mark_held_up(&mut self, position: u64, held_up: bool) {
         match held_up && self.list.contains_key(&position) {
             true => self.held_up.insert(position),
@@ -433,8 +434,8 @@ impl<R: Rule> Seats<R> {
         };
     }
 
-    /// Notifies the composites of the next [`MAX_NOTIFIED`] marked seats behind a seat that has left
-    /// or waits longer.
+    /// Notifies the composites of the next [`MAX_NOTIFIED`] marked seats behind a seat that has
+    /// left or waits longer.
     fn notify_held_up(&self, position: u64, deferred: &mut Deferred) {
         let behind = self.held_up.range(position.saturating_add(1)..).take(MAX_NOTIFIED);
         deferred.rechecks.extend(behind.filter_map(|behind| self.list.get(behind)?.shared.upgrade()));
@@ -499,8 +500,8 @@ impl<R: Rule> Seats<R> {
         true
     }
 
-    /// Notifies the composites of the seats whose time has come. Also notifies the composites of the
-    /// first seat that is here and of the first marked one, if that seat is due earlier than
+    /// Notifies the composites of the seats whose time has come. Also notifies the composites of
+    /// the first seat that is here and of the first marked one, if that seat is due earlier than
     /// recorded or will never be due.
     pub(crate) fn notify_due(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred) {
         let mut due = Vec::new();

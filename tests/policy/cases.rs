@@ -583,7 +583,8 @@ fn a_limiter_that_begins_full_at_a_rate_of_zero_is_full() -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Bug: at a rate of zero after none, no limit was told, and a change of the kind gave a full burst.
+/// Bug: at a rate of zero after none, no limit was told, and a change of the kind gave a full
+/// burst.
 #[test]
 fn a_rate_of_zero_after_none_has_a_limit() -> Result<(), Box<dyn Error>> {
     let limiter = RateLimiter::with_clock("smooth_bursty 5/s".parse::<AnyPolicy>()?, ManualClock::new());

@@ -202,8 +202,8 @@ fn a_share_that_is_kept_ends_no_body() {
     }
 }
 
-/// Bug: after each wait the body asked again for a chunk that no share of the burst allows, and each
-/// time the observer was told of a refusal.
+/// Bug: after each wait the body asked again for a chunk that no share of the burst allows, and
+/// each time the observer was told of a refusal.
 #[test]
 fn a_chunk_beside_a_share_that_is_kept_is_not_refused_again_and_again() {
     let (limiter, clock) = bucket(1_000_000, 10_000);

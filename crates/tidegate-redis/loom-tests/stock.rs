@@ -22,8 +22,8 @@ fn takes(stock: &Stock, n: u32) -> u64 {
     stock.take(Nanos::ZERO, n).map_or(0, |(taken, _)| taken.n)
 }
 
-/// Permits are added, and those left are removed by `clear`, while others are taken. None is lost or
-/// doubled.
+/// Permits are added, and those left are removed by `clear`, while others are taken. None is lost
+/// or doubled.
 fn taken_and_removed(clear: fn(&Stock) -> Vec<Piece>) {
     loom::model(move || {
         let stock = Arc::new(Stock::new());

@@ -134,8 +134,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Bug: of a message that outlasted many calls, two failed calls ended a flush, although all calls
-    /// between them had replies.
+    /// Bug: of a message that outlasted many calls, two failed calls ended a flush, although all
+    /// calls between them had replies.
     #[tokio::test(start_paused = true)]
     async fn a_flush_fails_only_if_no_call_has_a_reply() {
         for is_answered in [false, true] {

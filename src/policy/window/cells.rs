@@ -50,12 +50,12 @@
 //!
 //! **A cell is entered once.** While the head is fresh its time, number and total stay as they are,
 //! so all threads enter equal values. A thread that stalls before a CAS of step 2 finds a newer
-//! beginning, or a newer number, and fails: neither returns before the numbers wrap. Across a change
-//! such a thread may find both as they were, because a change enters no cell of a fresh head. Then
-//! it enters its old cell late, which no longer counts. A thread that enters a newer cell in the
-//! same slot meanwhile finds that its CAS failed, and writes its own beginning before its mark. A
-//! beginning may also return across a change. Then a cell may be entered with a later beginning, by
-//! less than the length of a cell, and counts for longer.
+//! beginning, or a newer number, and fails: neither returns before the numbers wrap. Across a
+//! change such a thread may find both as they were, because a change enters no cell of a fresh
+//! head. Then it enters its old cell late, which no longer counts. A thread that enters a newer
+//! cell in the same slot meanwhile finds that its CAS failed, and writes its own beginning before
+//! its mark. A beginning may also return across a change. Then a cell may be entered with a later
+//! beginning, by less than the length of a cell, and counts for longer.
 //!
 //! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between
 //! two of its CASes some totals are too low, so too many permits count. Giving back holds a lock
@@ -374,8 +374,8 @@ impl Cells {
                 return;
             }
             let (release, acquire) = (Ordering::Release, Ordering::Acquire);
-            // A CAS that fails finds a cell that another thread has entered, or that a thread enters
-            // which stalled across a change. The next round determines which.
+            // A CAS that fails finds a cell that another thread has entered, or that a thread
+            // enters which stalled across a change. The next round determines which.
             if beginning != head.time
                 && slot.beginning.compare_exchange(beginning, head.time, release, acquire).is_err()
             {
@@ -539,8 +539,8 @@ impl Cells {
         }
         // No slot shows a number of before, so numbers that have wrapped find no cell of before.
         for (index, slot) in (0..).zip(&self.ring) {
-            // Relaxed: a thread that stalls in `enter` may write its cell later anyway, and the next
-            // change finds that mark.
+            // Relaxed: a thread that stalls in `enter` may write its cell later anyway, and the
+            // next change finds that mark.
             if slot.mark.load(Ordering::Relaxed) != vacant(index) {
                 // Release: a request that reads the mark finds the head closed, or a newer one. A
                 // swap, because loom does not order a store and a CAS of such a thread.

@@ -396,8 +396,8 @@ impl Policy for SlidingEstimate {
 
     fn forecast(&self, state: &EstimateState, at: Nanos) -> Forecast {
         self.inspect(state, at, |word, beginning, _| {
-            // In one window all forecasts are equal, so that a later one can continue an earlier one.
-            // But a reading that is older than the last grant acts as of that grant.
+            // In one window all forecasts are equal, so that a later one can continue an earlier
+            // one. But a reading that is older than the last grant acts as of that grant.
             let time = if word.time > stamp(at) { word.time } else { beginning };
             Forecast::with(at, [time, word.before.into(), word.used.into()])
         })

@@ -352,7 +352,8 @@ impl Policy for FixedWindow {
 
     fn forecast(&self, state: &FixedState, at: Nanos) -> Forecast {
         self.inspect(state, at, |word, window| {
-            // In one window all forecasts are equal, so that a later one can continue an earlier one.
+            // In one window all forecasts are equal, so that a later one can continue an earlier
+            // one.
             let beginning = if word.used > 0 { self.beginning(word, window) } else { 0 };
             Forecast::with(at, [beginning, word.used, 0])
         })

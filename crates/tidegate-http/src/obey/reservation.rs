@@ -16,8 +16,8 @@ use super::handle::{Obey, Tries};
 ///
 /// # Cancel safety
 ///
-/// Dropping it cancels the reservation, which leaves neither a charge nor a position in the queue. A
-/// pause until the server allows this call [stays](Obey#fairness-and-cancel-safety).
+/// Dropping it cancels the reservation, which leaves neither a charge nor a position in the queue.
+/// A pause until the server allows this call [stays](Obey#fairness-and-cancel-safety).
 ///
 /// # Panics
 ///

@@ -308,8 +308,8 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
     }
 }
 
-/// Bug: a wait from before the server's clock was set back, and dropped afterwards, freed the instant
-/// of another wait: up to twice the limit was granted.
+/// Bug: a wait from before the server's clock was set back, and dropped afterwards, freed the
+/// instant of another wait: up to twice the limit was granted.
 #[test]
 fn no_wait_of_another_clock_comes_back() {
     let Some(mut store) = Store::new() else { return };
