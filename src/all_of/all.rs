@@ -745,6 +745,7 @@ impl<C: Timer> Rule for All<C> {
         let alone_from = time(now, alone_from);
         let is_held_up = alone_from > now && alone_from.saturating_add(CLOCK_SKEW) < due;
         let newly_held_up = is_held_up && (new_at_rate || !seats.held_up);
+        // A waiter that is first again has seats that were made idle, and so lost their marks.
         if newly_held_up || is_held_up != seats.held_up {
             seats.held_up = is_held_up;
             for (index, member, _) in self.rates(ask) {

@@ -47,7 +47,8 @@
 //! **A grant of a window that is undone** in a pause is undone under the lock, because the window
 //! and its stock change together. If the pause begins while a grant is undone without the lock, the
 //! stock gets the permits when the lock is taken, up to the permits that the window has by then. So
-//! the stock is right if no permit came back to the window in real time meanwhile.
+//! the stock is right if no permit came back to the window in real time meanwhile. A pause that
+//! begins and is resumed during one undoing takes the permits of that grant.
 //!
 //! **Checked by** `loom-tests/control.rs` and `tests/limiter/pause.rs`.
 

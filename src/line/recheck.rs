@@ -32,7 +32,13 @@ struct List {
     listed: HashSet<usize>,
     /// How many waiters these limiters may visit after a change, all together.
     budget: usize,
+    /// How many composites these limiters may notify that wait for other seats, all together.
+    held_up: usize,
 }
+
+/// A composite that waits for other seats may wait longer by a change, and so may all composites
+/// behind its seats, one after the other. At most so many of them are notified by one call.
+const MAX_HELD_UP: usize = 256;
 
 impl List {
     /// Adds limiters. None of those that are on the list already is the last reference.
@@ -72,6 +78,18 @@ pub(super) fn visit_at_most(visit: impl FnOnce(usize) -> usize) {
     });
 }
 
+/// Calls `notify` to notify composites that wait for other seats. `notify` gets the greatest number
+/// that it may notify, up to `most`, and returns how many it has notified.
+pub(super) fn notify_at_most(most: usize, notify: impl FnOnce(usize) -> usize) {
+    let left = LIST.try_with(|list| list.borrow().as_ref().map(|list| list.held_up)).unwrap_or(None);
+    let notified = notify(left.map_or(most, |left| left.min(most)));
+    let _ = LIST.try_with(|list| {
+        if let Some(list) = &mut *list.borrow_mut() {
+            list.held_up = list.held_up.saturating_sub(notified);
+        }
+    });
+}
+
 /// Rechecks all of these limiters, and the limiters that they notify in turn. Returns the first
 /// panic of user code.
 pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
@@ -87,7 +105,8 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
         none => {
             *none = rechecks.take().map(|rechecks| {
                 let (empty, listed) = (VecDeque::new(), HashSet::new());
-                let mut list = List { rechecks: empty, listed, budget: MAX_FORECAST };
+                let (budget, held_up) = (MAX_FORECAST, MAX_HELD_UP);
+                let mut list = List { rechecks: empty, listed, budget, held_up };
                 list.extend(rechecks);
                 list
             });

@@ -55,7 +55,7 @@ use std::sync::Weak;
 use crate::line::deferred::Deferred;
 use crate::line::due::Schedule;
 use crate::line::position::{LAST_POSITION, priority_of};
-use crate::line::recheck::Recheck;
+use crate::line::recheck::{Recheck, notify_at_most};
 use crate::line::rule::Rule;
 use crate::line::sizes::Sizes;
 use crate::time::{CLOCK_SKEW, Nanos};
@@ -421,6 +421,8 @@ impl<R: Rule> Seats<R> {
     /// Makes a seat idle, for a waiter that is no longer the first of its composite. Returns
     /// whether that changes anything for the requests behind.
     pub(crate) fn make_idle(&mut self, rule: &R, position: u64, deferred: &mut Deferred) -> bool {
+        // An idle seat waits for no other seats.
+        self.held_up.remove(&position);
         let ask = self.list.get(&position).map(|seat| seat.ask.clone());
         ask.is_some_and(|ask| self.file(rule, position, &ask, (Nanos::MAX, Nanos::ZERO), deferred))
     }
@@ -437,8 +439,12 @@ impl<R: Rule> Seats<R> {
     /// Notifies the composites of the next [`MAX_NOTIFIED`] marked seats behind a seat that has
     /// left or waits longer.
     fn notify_held_up(&self, position: u64, deferred: &mut Deferred) {
-        let behind = self.held_up.range(position.saturating_add(1)..).take(MAX_NOTIFIED);
-        deferred.rechecks.extend(behind.filter_map(|behind| self.list.get(behind)?.shared.upgrade()));
+        notify_at_most(MAX_NOTIFIED, |most| {
+            let before = deferred.rechecks.len();
+            let behind = self.held_up.range(position.saturating_add(1)..).take(most);
+            deferred.rechecks.extend(behind.filter_map(|behind| self.list.get(behind)?.shared.upgrade()));
+            deferred.rechecks.len() - before
+        });
     }
 
     /// Records a seat as here, away or idle. Returns whether anything has changed.

@@ -540,6 +540,29 @@ fn a_composite_behind_the_seats_of_another_one_moves_up_by_a_refund() {
     }
 }
 
+/// Bug: the idle seat of a waiter that was no longer the first hid the composites behind it from
+/// permits that came back.
+#[test]
+fn an_idle_seat_hides_no_composite_behind_it_from_a_refund() {
+    let clock = ManualClock::starting_at(Nanos::from_duration(1800 * SECOND));
+    let limiter =
+        |line: &str| RateLimiter::with_clock(line.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+    let (window, bucket) = (limiter("fixed_window 7/h"), limiter("token_bucket 1/400s burst 1"));
+    let (third, fourth) = (limiter("token_bucket 1/s burst 6"), limiter("token_bucket 1/s burst 6"));
+    window.try_acquire_many(2).expect("permits");
+    third.debit(1503);
+    fourth.debit(100_000);
+    let both = || AllOf::new("window", &window).with("bucket", &bucket);
+    let (all, others) = (both().with("third", &third), both().with("fourth", &fourth));
+    let _first = spawn_pending(all.acquire_many([("window", 3), ("bucket", 1), ("third", 3)]));
+    let _second = spawn_pending(others.acquire_many([("window", 3), ("bucket", 1), ("fourth", 0)]));
+    let urgent = AllRequest::from([("window", 0), ("bucket", 0), ("fourth", 1)]).priority(1);
+    let _urgent = spawn_pending(others.acquire_many(urgent));
+    let mut behind = spawn_pending(both().acquire_many([("window", 3), ("bucket", 1)]));
+    window.refund(2);
+    assert!(behind.is_woken() && behind.poll().is_ready());
+}
+
 /// Bug: on a clock that advances with each reading, composites that waited for each other's seats
 /// notified each other again and again when the first one left.
 #[test]
