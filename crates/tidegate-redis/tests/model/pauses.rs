@@ -998,3 +998,25 @@ fn a_leased_limiter_that_ends_a_pause_forgets_what_was_reported_of_it() {
         let _ = limiter.acquire_now(1).await.unwrap();
     });
 }
+
+/// Bug: a request whose maximum wait ended within a round trip after a pause was decided as if the
+/// store were away, so a share was granted beside all permits of the limit.
+#[test]
+fn a_maximum_wait_that_ends_just_after_a_pause_is_not_decided_without_the_store() {
+    run(async {
+        let model = Model::new(1, Network::steady(10 * MS));
+        let two = WhileAway::ShareOf(2.try_into().unwrap());
+        let open = || Store::builder("redis://model").timeout(100 * MS).while_away(two);
+        let [theirs, ours] = [(); 2].map(|()| model.open(open()).unwrap());
+        let [others, jobs] = [&theirs, &ours].map(|store| store.counting("jobs", 4).build().unwrap());
+        let _held = AnyLimiter::from(others).acquire_now(4).await.unwrap();
+        // A call of the usual interval may be on its way when the pause ends.
+        for i in 0..10 {
+            jobs.pause_for(2 * SECOND + i * 20 * MS).await.unwrap();
+            let within = 2 * SECOND + (i * 20 + 10) * MS;
+            let refusal = AnyLimiter::from(jobs.clone()).acquire_within(within).await.unwrap_err();
+            assert!(matches!(refusal.refusal(), Some(Refusal::InUse { .. })), "{i}: {refusal:?}");
+        }
+        assert_eq!(ours.counts().degraded, 0);
+    });
+}

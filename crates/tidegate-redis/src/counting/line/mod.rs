@@ -179,10 +179,11 @@ impl Shared {
         Ok((position, receiver))
     }
 
-    /// Notes that the pause that requests wait for has ended: their permits may be free.
+    /// Notes that the pause that requests wait for has ended: attempts need not be refused. Until
+    /// the store has replied, what it reported of the requests that wait still holds.
     fn note_pause_end(&self, line: &mut Line) {
         if line.is_paused && self.known_pause.rest().is_zero() {
-            (line.announced, line.reported_before, line.is_paused) = (0, 0, false);
+            (line.announced, line.is_paused) = (0, false);
         }
     }
 
