@@ -227,3 +227,26 @@ fn bookings_of_a_held_queue_are_given_back_or_counted_as_lost() {
         });
     }
 }
+
+/// Bug: permits that the store granted to a wait that was dropped meanwhile, and that could not be
+/// given back before they expired, were not reported.
+#[test]
+fn a_flush_reports_permits_in_use_that_a_dropped_wait_left_to_expire() {
+    run(async {
+        let model = Model::new(1, Network::steady(10 * MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let jobs = AnyLimiter::from(store.counting("jobs", 4).build().unwrap());
+        drop(jobs.acquire().await.unwrap());
+        sleep(100 * MS).await;
+        store.flush().await.unwrap();
+        let wait = tokio::spawn(jobs.acquire());
+        // The call is on its way, and is granted.
+        sleep(5 * MS).await;
+        wait.abort();
+        // The call that gives the permit back is on its way.
+        sleep(20 * MS).await;
+        model.stop(true);
+        sleep(Duration::from_secs(12)).await;
+        store.flush().await.unwrap_err();
+    });
+}

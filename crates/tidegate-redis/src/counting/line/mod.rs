@@ -85,7 +85,7 @@ pub(super) struct Line {
     known_until: Option<Instant>,
     /// Set while the next call has something to report to the store.
     message: Option<PendingMessage>,
-    /// Whether permits were dropped since the last call.
+    /// Whether permits were dropped, or were spare, since the last call.
     gives_back: bool,
 }
 

@@ -38,7 +38,7 @@ struct PendingCall {
     cmd: Cmd,
     requests: Vec<(Position, i64)>,
     held: u64,
-    /// Whether permits were dropped of which the store has not heard.
+    /// Whether permits were dropped, or were spare, of which the store has not heard.
     gives_back: bool,
     /// How many messages that begin or end a pause had their outcome when the call left.
     pauses: u64,
@@ -170,6 +170,7 @@ impl Shared {
             line.announced = line.announced.saturating_sub(1);
             self.grant_of_store(line, position, left, answers);
         }
+        line.gives_back |= spare > 0;
         if line.announced > 0 {
             line.reported_before = line.arrivals;
             // Requests that do not wait came during the call, and do not overtake.
