@@ -110,6 +110,11 @@ impl Set {
         self.store.is_failing(&self.keys[0])
     }
 
+    /// The time for which calls to the server of the limits remain suspended.
+    pub(crate) fn rest(&self) -> Duration {
+        self.store.rest(&self.keys[0])
+    }
+
     /// The cost of a request at each member.
     pub(crate) fn costs(&self, request: &AllRequest<'_>, others: (u64, u64)) -> Result<Costs, AllRefusal> {
         let mut costs = vec![others; self.members.len()];

@@ -252,7 +252,8 @@ impl Leases {
                 // The queued requests wait for the store. At the store this request might overtake
                 // them.
                 self.set.store.count_degraded();
-                return Some(Away::For(Duration::ZERO).refusal().into());
+                let away = || Away::For(self.set.rest()).refusal().into();
+                return Some(self.set.known_pause.refusal().unwrap_or_else(away));
             }
             // Requests queue for permits that are not booked yet. A granted request does not queue,
             // even if its task did not run, or never runs again.

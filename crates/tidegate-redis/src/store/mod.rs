@@ -340,6 +340,12 @@ impl Store {
         lock(&server.breaker).is_failing() || lock(&server.late).is_awaited()
     }
 
+    /// The time for which calls to the server of this key remain suspended.
+    pub(crate) fn rest(&self, key: &str) -> Duration {
+        let server = self.0.shared.servers.server_of_key(key);
+        lock(&server.breaker).rest(Instant::now())
+    }
+
     /// Asks the server of this call whether it is back, unless it was asked less than `often` ago.
     /// If it is, the requests that wait without the store ask again.
     pub(crate) async fn ask_whether_back(&self, question: Cmd, script: &Arc<Script>, often: Duration) {

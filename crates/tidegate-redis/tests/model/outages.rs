@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, QueueBounds, Refusal};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Pause, QueueBounds, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::time::Instant;
@@ -1128,6 +1128,42 @@ fn an_attempt_behind_leased_requests_that_wait_for_the_store_is_unavailable() {
         assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
         assert_eq!(store.counts().degraded, before + 1);
     });
+}
+
+/// Bug: such an attempt was told 100 ms, however long no call was made, and no pause.
+#[test]
+fn an_attempt_behind_leased_requests_is_told_of_the_next_probe_or_of_the_pause() {
+    for is_paused in [false, true] {
+        on_model(async |model| {
+            let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+            let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 10").leased();
+            let calls = limit.build().unwrap();
+            let limiter = AnyLimiter::from(calls.clone());
+            for _ in 0..200 {
+                let _ = limiter.acquire().await.unwrap();
+            }
+            assert!(store.lease_counts().used > 100);
+            if is_paused {
+                calls.pause(Pause::lasting(3600 * SECOND)).await.unwrap();
+            }
+            model.stop(true);
+            for _ in 0..50 {
+                tokio::spawn(limiter.acquire());
+            }
+            tokio::time::sleep(10 * SECOND).await;
+            let mut longest = Duration::ZERO;
+            for _ in 0..100 {
+                tokio::time::sleep(100 * MS).await;
+                let refusal = limiter.acquire_now(1).await.unwrap_err();
+                longest = longest.max(match refusal.refusal() {
+                    Some(Refusal::Unavailable { retry_after }) if !is_paused => retry_after.as_duration(),
+                    Some(Refusal::Paused { retry_after }) if is_paused => retry_after.as_duration(),
+                    _ => panic!("{refusal:?}, paused: {is_paused}"),
+                });
+            }
+            assert!(longest > if is_paused { 3500 } else { 1 } * SECOND, "{longest:?}, paused: {is_paused}");
+        });
+    }
 }
 
 /// Bug: each request with a maximum wait woke all requests that wait for the store.
