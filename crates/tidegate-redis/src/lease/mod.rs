@@ -299,11 +299,17 @@ impl Leases {
     /// a time after it. Then permits are booked only for queued requests.
     pub(crate) fn resume(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
+        self.forget_pause();
+        self.report_counts();
+    }
+
+    /// Forgets what was reported of a pause that has ended. The leases that were booked since stay.
+    pub(crate) fn forget_pause(&self) {
+        self.ledger.forget();
         self.ledger.note_recovery();
         if self.ledger.has_waiting() {
             self.ledger.kick.notify_one();
         }
-        self.report_counts();
     }
 
     /// Ends all leases of a limit, or of all limits, and drops their permits. Returns how many

@@ -585,12 +585,13 @@ impl Limiter for StoreLimiter {
         match self.block_on(StoreLimiter::resume(self)) {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
-                self.resume_leases();
                 let leases = self.line.leases.as_ref().map(Arc::downgrade);
                 // The reply to an earlier call may have reported the pause meanwhile.
                 self.line.set.resume_detached(move || {
-                    leases.iter().filter_map(Weak::upgrade).for_each(|leases| leases.resume());
+                    leases.iter().filter_map(Weak::upgrade).for_each(|leases| leases.forget_pause());
                 });
+                // From now on leases are booked after the end of the pause.
+                self.resume_leases();
                 self.line.resumed();
                 false
             }

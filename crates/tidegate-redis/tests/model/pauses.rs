@@ -1020,3 +1020,31 @@ fn a_maximum_wait_that_ends_just_after_a_pause_is_not_decided_without_the_store(
         assert_eq!(ours.counts().degraded, 0);
     });
 }
+
+/// Bug: the reply to the end of a pause gave the lease back that the queue had just got, and waits
+/// were served a round trip later.
+#[test]
+fn the_end_of_a_pause_books_one_lease_for_requests_that_wait() {
+    run(async {
+        let model = Model::new(1, Network::steady(10 * MS));
+        let store = Store::builder("redis://model").while_away(WhileAway::Wait).timeout(100 * MS);
+        let store = model.open(store).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 1000/s burst 1000").leased();
+        let limiter = AnyLimiter::from(limit.build().unwrap()).non_blocking();
+        for _ in 0..2000 {
+            let _ = limiter.acquire().await.unwrap();
+        }
+        limiter.pause(Pause::lasting(60 * MINUTE)).unwrap();
+        sleep(2 * SECOND).await;
+        let waits: Vec<_> = (0..20).map(|_| tokio::spawn(limiter.acquire())).collect();
+        sleep(3 * SECOND).await;
+        let (before, ended) = (store.lease_counts(), Instant::now());
+        limiter.resume();
+        for wait in waits {
+            let _ = wait.await.unwrap().unwrap();
+        }
+        assert!(ended.elapsed() <= 21 * MS, "{:?}", ended.elapsed());
+        let counts = store.lease_counts();
+        assert_eq!((counts.used, counts.returned), (before.used + 20, before.returned));
+    });
+}
