@@ -102,6 +102,9 @@ pub(crate) use tidy::TIDY_INTERVAL;
 /// The most tags of one limit that have a share at one time. Further tags are refused.
 const MAX_TAGS: usize = 65_536;
 
+/// How often a full table of beginnings is searched for room, at most.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The most shares with different names, policies or numbers of processes.
 const MAX_SHARES: usize = 1024;
 
@@ -193,6 +196,8 @@ struct Share {
     /// The last beginning of each tag's share, if its first period may still last. The lock is held
     /// while a full share begins.
     begun: Mutex<HashMap<String, ShareStart>>,
+    /// When `begun` was last searched for room.
+    searched: Mutex<Option<Instant>>,
 }
 
 /// When a share began, and after what time the store grants no more of its bookings.
@@ -319,8 +324,9 @@ impl Share {
         let square = u64::from(processes.get()).pow(2);
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
-        let (first, made, begun) = (Period::of(&part.numbers), Instant::now(), Mutex::default());
-        Ok(Share { policy, processes, tags, less, first, numbers: part.numbers, made, begun })
+        let (first, made) = (Period::of(&part.numbers), Instant::now());
+        let (begun, searched) = (Mutex::default(), Mutex::default());
+        Ok(Share { policy, processes, tags, less, first, numbers: part.numbers, made, begun, searched })
     }
 
     /// Debits the reduction of a tag's share in the first period of an outage, once in each outage,
@@ -393,11 +399,24 @@ impl Share {
             return true;
         }
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
-        // A full table has room again when it is tidied.
-        if begun.len() < MAX_TAGS || begun.contains_key(tag) {
+        let is_known = begun.contains_key(tag);
+        if !is_known && begun.len() >= MAX_TAGS && self.may_search(at) {
+            self.forget_begun(&mut begun, outage.time);
+        }
+        if is_known || begun.len() < MAX_TAGS {
             begun.insert(tag.to_owned(), new);
         }
         true
+    }
+
+    /// Returns whether a full table may be searched for room now. A search takes some milliseconds.
+    fn may_search(&self, now: Instant) -> bool {
+        let mut searched = lock(&self.searched);
+        let may = searched.is_none_or(|at| now.saturating_duration_since(at) >= SEARCH_INTERVAL);
+        if may {
+            *searched = Some(now);
+        }
+        may
     }
 
     /// Returns whether a share that began as `began` does not need to begin again as `new`.
@@ -629,6 +648,25 @@ mod tests {
         let begun = lock(&share.begun);
         assert!(begun["all"].at > second);
         assert_eq!(begun.len(), MAX_TAGS);
+    }
+
+    /// Bug: beside a full table of beginnings that were over, a new tag began again with each request
+    /// for up to a minute.
+    #[tokio::test(start_paused = true)]
+    async fn a_new_tag_begins_once_in_an_outage_beside_a_table_of_others_that_are_over() {
+        let (shares, config, first) = (Shares::default(), config("sliding_log 160/h"), Instant::now());
+        let attempts = |outage| granted(&shares, &config, outage, LastBooking::NONE, 20);
+        for _ in 0..2 {
+            assert_eq!(attempts(outage(Instant::now(), time(first))), 10);
+            let share = lock(&shares.limits)["calls"].shares[0].clone();
+            let of_another = lock(&share.begun).remove("all").unwrap();
+            assert!(lock(&share.begun).is_empty());
+            for i in 0..MAX_TAGS {
+                lock(&share.begun).insert(i.to_string(), of_another);
+            }
+            tokio::time::sleep(Duration::from_secs(2 * 3600)).await;
+        }
+        assert_eq!(attempts(outage(Instant::now(), time(first))), 10);
     }
 
     /// Regression: counting what another share had granted was noted as a beginning, and the next

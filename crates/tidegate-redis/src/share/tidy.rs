@@ -1,10 +1,11 @@
 //! Forgets the shares that no outage needs.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Limit, Share, Shares};
+use super::{Limit, Share, ShareStart, Shares};
 use crate::lock::lock;
 
 /// How often a process that has shares checks which of them it can forget.
@@ -51,8 +52,13 @@ impl Share {
     fn tidy(&self, time: Duration) {
         self.tags.sweep();
         let mut begun = lock(&self.begun);
-        begun.retain(|_, began| self.first.is_running(began.after.elapsed(), time));
+        self.forget_begun(&mut begun, time);
         begun.shrink_to_fit();
+    }
+
+    /// Forgets the beginnings whose first periods are over.
+    pub(super) fn forget_begun(&self, begun: &mut HashMap<String, ShareStart>, time: Duration) {
+        begun.retain(|_, began| self.first.is_running(began.after.elapsed(), time));
     }
 
     fn is_unused(&self) -> bool {
