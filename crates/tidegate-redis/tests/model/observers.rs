@@ -579,9 +579,12 @@ fn a_due_reservation_of_a_share_is_reported_as_granted_when_it_is_settled() {
         let limiter = store.limiter("all").limit("calls", "fixed_window 8/10s").build().unwrap();
         let limiter = AnyLimiter::from(limiter).non_blocking();
         model.stop(true);
-        // In the next window the share is half of the limit.
+        // In the next window the share is half of the limit. Windows follow the wall clock, and no
+        // window may end during a request.
         drop(limiter.acquire_now(1).await);
-        tokio::time::sleep(Duration::from_secs(20)).await;
+        let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let into_window = u32::try_from(unix.as_millis() % 10_000).unwrap() * MS;
+        tokio::time::sleep(Duration::from_secs(21) - into_window).await;
         let reported = || {
             let snapshot = counts.snapshot();
             (snapshot.granted, snapshot.permits, snapshot.cancelled, snapshot.degraded)
