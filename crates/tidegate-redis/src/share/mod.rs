@@ -659,7 +659,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(attempts(outage(Instant::now(), time(first))), 10);
             let share = lock(&shares.limits)["calls"].shares[0].clone();
-            let of_another = lock(&share.begun).remove("all").unwrap();
+            let of_another = lock(&share.begun).remove("all").expect("it has begun");
             assert!(lock(&share.begun).is_empty());
             for i in 0..MAX_TAGS {
                 lock(&share.begun).insert(i.to_string(), of_another);
