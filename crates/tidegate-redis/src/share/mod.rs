@@ -650,8 +650,8 @@ mod tests {
         assert_eq!(begun.len(), MAX_TAGS);
     }
 
-    /// Bug: beside a full table of beginnings that were over, a new tag began again with each request
-    /// for up to a minute.
+    /// Bug: beside a full table of beginnings that were over, a new tag began again with each
+    /// request for up to a minute.
     #[tokio::test(start_paused = true)]
     async fn a_new_tag_begins_once_in_an_outage_beside_a_table_of_others_that_are_over() {
         let (shares, config, first) = (Shares::default(), config("sliding_log 160/h"), Instant::now());
