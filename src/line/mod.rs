@@ -28,9 +28,9 @@
 //! | `rule`, `visit`, `answer` | the interface to the policy, the context of a lock holder, the result of a request |
 //! | `deferred`, `recheck` | work to do after the lock is released: wakers, drops, and other limiters that must check their queues |
 //!
-//! All of this is plain data under one lock. [`Deferred`] collects wakers and
-//! sleeps, and calls or drops them after the lock is released, because both may run user code that
-//! calls this limiter again.
+//! All of this is plain data under one lock. [`Deferred`] collects wakers and sleeps, and calls or
+//! drops them after the lock is released, because both may run user code that calls this limiter
+//! again.
 
 pub(crate) mod alarms;
 pub(crate) mod all_waiters;
