@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use tidegate::{PolicyConfig, Rate};
+use tidegate::{AnyPolicy, DenyAll, PolicyConfig, Rate};
 
 use super::period::Period;
 use crate::terms::{Terms, fraction, whole_permits};
@@ -34,7 +34,7 @@ pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> Policy
         // share is a bucket that grants what it has.
         let limit = Terms::new(&config).map_or(0, |terms| u32::try_from(terms.limit).unwrap_or(u32::MAX));
         let bucket = format!("token_bucket {} burst {}", slower(rate, processes), part(limit));
-        return bucket.parse().unwrap_or(config);
+        return bucket.parse().unwrap_or_else(|_| AnyPolicy::from(DenyAll).config());
     }
     match &mut config {
         PolicyConfig::TokenBucket { rate, burst, start_with, interval_refill, at_wall_clock, .. } => {
