@@ -181,7 +181,7 @@ pub(crate) trait Member: Send + Sync {
     /// Keeps the position of a seat and makes it idle.
     fn make_idle(&self, seat: u64, deferred: &mut Deferred);
 
-    /// Marks a seat as one whose composite waits for other seats, and for no member, or unmarks it.
+    /// Marks a seat whose composite waits for other seats, and for no member, or unmarks it.
     fn mark_held_up(&self, seat: u64, held_up: bool);
 
     /// Gives up a seat.

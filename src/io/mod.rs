@@ -304,7 +304,7 @@ impl Direction {
             match bytes {
                 // Default costs go back, too.
                 0 => reservation.settle_unused(),
-                // All limits get the same number, so no name can be wrong.
+                // All members get the same number, so `settle` finds no unknown name.
                 _ => drop(reservation.settle(bytes)),
             }
         }

@@ -64,8 +64,8 @@ use crate::time::Nanos;
 ///
 /// A key that returns after it was forgotten never has more permits than if it had stayed, except
 /// in these cases. In the meantime a change of all keys made a window longer or a burst larger, or
-/// soon after a pause of all keys it raised the rate of one of Guava's policies, whose negative
-/// balance is a time. Or the key had a [plan](KeyedRateLimiter::with_plans) with
+/// a change of all keys soon after a pause raised the rate of one of Guava's policies, whose
+/// negative balance is a time. Or the key had a [plan](KeyedRateLimiter::with_plans) with
 /// [`DenyAll`](crate::DenyAll): a denied key has no permits, and so may be forgotten.
 ///
 /// With a policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), a key that

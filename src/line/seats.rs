@@ -427,8 +427,7 @@ impl<R: Rule> Seats<R> {
         ask.is_some_and(|ask| self.file(rule, position, &ask, (Nanos::MAX, Nanos::ZERO), deferred))
     }
 
-    /// Marks a seat as one whose composite waits for other seats, and for no limiter, or unmarks
-    /// it.
+    /// Marks a seat whose composite waits for other seats, and for no limiter, or unmarks it.
     pub(crate) fn mark_held_up(&mut self, position: u64, held_up: bool) {
         match held_up && self.list.contains_key(&position) {
             true => self.held_up.insert(position),

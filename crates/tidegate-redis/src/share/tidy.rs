@@ -56,7 +56,7 @@ impl Share {
         begun.shrink_to_fit();
     }
 
-    /// Forgets the beginnings whose first periods are over.
+    /// Forgets when the shares of other tags began, of which the first period is over.
     pub(super) fn forget_begun(&self, begun: &mut HashMap<String, ShareStart>, time: Duration) {
         begun.retain(|_, began| self.first.is_running(began.after.elapsed(), time));
     }

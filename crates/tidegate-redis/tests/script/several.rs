@@ -314,7 +314,7 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
 fn no_wait_of_another_clock_comes_back() {
     let Some(mut store) = Store::new() else { return };
     for line in BOUNDED.into_iter().filter(|line| line.contains("10/s")) {
-        // The instants are the same on both clocks, or they differ.
+        // The clock before and the clock after the step book waits at equal instants, or at others.
         for back in [10 * SECOND, 10 * SECOND - 130_000] {
             let limit = Limit { key: format!("{line}-{back}"), ..Limit::new(line).without_longest() };
             let part = || [limit.part(1, &[])];

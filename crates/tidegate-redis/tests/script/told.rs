@@ -177,7 +177,7 @@ fn grants_come_back_after_a_reset_and_a_clock_that_is_set_back() {
 }
 
 /// Bug: idle time behind a dropped wait did not count for a request larger than the burst: each try
-/// found the bucket exactly full again, and was told the same wait again.
+/// of the request found the bucket exactly full, and was told the same wait.
 #[test]
 fn idle_time_counts_behind_a_dropped_wait() {
     for (line, burst, size, debt, now) in [
