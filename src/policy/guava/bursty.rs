@@ -269,6 +269,17 @@ impl SmoothBursty {
         if stop.keeps_permits { held } else { held.max(empty) }
     }
 
+    /// Decides a request that is due and costs all time to come. That cost may be the one of a rate
+    /// of zero which a change has just replaced, and would shut the limiter for good. So one reading
+    /// of the rate decides and has the cost.
+    #[cold]
+    fn grant_endless(&self, zero: u64, tick: u64, n: u32) -> Result<(u64, BurstyCharge), u64> {
+        match self.rate.interval() {
+            interval if interval.is_zero() => Err(ticks::NEVER),
+            interval => Ok(grant(zero, self.floor(tick), interval.price(n))),
+        }
+    }
+
     /// Moves a state back by what was given back. If the state is owed for ever, the amount owed is
     /// unknown.
     fn move_back(state: &BurstyState, charge: BurstyCharge, most: u64, floor: u64) -> u64 {
@@ -372,15 +383,7 @@ impl Policy for SmoothBursty {
             }
             // Computed only here: a refusal needs neither.
             let granted = grant(zero, self.floor(tick), self.rate.price(n));
-            if granted.0 < ticks::NEVER {
-                return Ok(granted);
-            }
-            // The cost may be that of a rate of zero which a change has just replaced. That cost
-            // would shut the limiter for good, so one reading of the rate decides and has the cost.
-            match self.rate.interval() {
-                interval if interval.is_zero() => Err(ticks::NEVER),
-                interval => Ok(grant(zero, self.floor(tick), interval.price(n))),
-            }
+            if granted.0 < ticks::NEVER { Ok(granted) } else { self.grant_endless(zero, tick, n) }
         })
         .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
     }

@@ -52,9 +52,16 @@ impl CurrentRate {
     }
 
     /// Returns whether there are no permits.
+    #[inline]
     pub(crate) fn is_zero(&self) -> bool {
         // Relaxed: the cost only says whether to check the interval, which decides.
-        self.one.load(Ordering::Relaxed) == ticks::NEVER && self.interval().is_zero()
+        self.one.load(Ordering::Relaxed) == ticks::NEVER && self.has_no_permits()
+    }
+
+    /// Returns whether the interval has no permits: apart from the common path, which stays short.
+    #[cold]
+    fn has_no_permits(&self) -> bool {
+        self.interval().is_zero()
     }
 
     #[inline]
