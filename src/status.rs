@@ -59,16 +59,20 @@ impl Status {
         match answer {
             Ok(grant) => grant.left().map_or(self, |left| self.with_left(left)),
             Err(Refusal::Limited { retry_after } | Refusal::Paused { retry_after }) => {
-                self.as_refused(request.permits, retry_after.as_duration())
+                self.as_refused(request.permits, Some(retry_after.as_duration()))
             }
             Err(_) => self,
         }
     }
 
-    /// Returns this status as seen by a request for `n` permits that was refused and is early by
-    /// `wait`: fewer than `n` permits were available, whatever changed before the status was taken.
-    pub(crate) fn as_refused(self, n: u32, wait: Duration) -> Status {
+    /// Returns this status as seen by a request for `n` permits that was refused: fewer than `n`
+    /// permits were available, whatever changed before the status was taken. A request that does
+    /// not wait is early by `wait`.
+    pub(crate) fn as_refused(self, n: u32, wait: Option<Duration>) -> Status {
         let available = self.available.min(u64::from(n).saturating_sub(1));
+        let Some(wait) = wait else {
+            return Status { available, ..self };
+        };
         let next_in = if n == 1 { wait } else { self.next_in };
         // A full bucket may refuse a request for more than it lets pass at once.
         let is_full = available == self.limit;

@@ -284,9 +284,9 @@ impl AllRefusal {
         }
     }
 
-    /// Sets the state of the member that refused to the state that the request met. The request did
-    /// not wait, and asked each member for `asked(name)` permits.
-    pub(crate) fn at_once(mut self, asked: impl Fn(&str) -> u32) -> AllRefusal {
+    /// Sets the state of the member that refused to the state that the request met. The request
+    /// asked each member for `asked(name)` permits.
+    pub(crate) fn as_met(mut self, asked: impl Fn(&str) -> u32, may_wait: bool) -> AllRefusal {
         if let AllRefusal::Member {
             name,
             refusal: Refusal::Limited { retry_after } | Refusal::Paused { retry_after },
@@ -294,7 +294,8 @@ impl AllRefusal {
         } = &mut self
             && let Some(left) = &mut details.left
         {
-            left.set_refused(name, asked(name), retry_after.as_duration());
+            let wait = (!may_wait).then(|| retry_after.as_duration());
+            left.set_refused(name, asked(name), wait);
         }
         self
     }

@@ -592,7 +592,7 @@ impl<C: Timer> AllOf<C> {
         let mut pending = Pending::new(&self.shared, wait);
         match blocking::acquire(&mut pending) {
             Ok(answer) => Ok(permits(&self.shared, pending.ask(), answer)),
-            Err(refusal) => Err(blame(&self.shared, pending.ask(), refusal)),
+            Err(refusal) => Err(blame(&self.shared, pending.ask(), refusal, true)),
         }
     }
 
@@ -674,7 +674,7 @@ impl<C: Timer> AllOf<C> {
     fn reserve_ask(&self, ask: Weights, request: &Request) -> Result<AllReservation<C>, AllRefusal> {
         match self.shared.reserve(ask.clone(), request) {
             Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.exempt)),
-            Err(refusal) => Err(blame(&self.shared, &ask, refusal)),
+            Err(refusal) => Err(blame(&self.shared, &ask, refusal, true)),
         }
     }
 
@@ -691,20 +691,8 @@ impl<C: Timer> AllOf<C> {
         }
         match self.shared.try_grant(Demand::exactly(ask, ask.priority)) {
             Ok(granted) => Ok(permits(&self.shared, ask, Receipt { waited: Nanos::ZERO, granted })),
-            Err(refusal) => Err(self.refused(ask, refusal)),
+            Err(refusal) => Err(blame(&self.shared, ask, refusal, false)),
         }
-    }
-
-    /// Returns the refusal of a request that does not wait.
-    fn refused(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
-        let refusal = blame(&self.shared, ask, refusal);
-        if ask.wants_left { self.at_once(ask, refusal) } else { refusal }
-    }
-
-    #[cold]
-    fn at_once(&self, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
-        let named = self.shared.rule.members.iter().zip(ask.iter());
-        refusal.at_once(|name| named.clone().find(|(entry, _)| entry.name == *name).map_or(0, |(_, n)| *n))
     }
 
     #[cold]
@@ -712,7 +700,7 @@ impl<C: Timer> AllOf<C> {
         let demand = Demand { ask, priority: ask.priority, most: Some(most) };
         match self.shared.try_as_many(demand, GrantKind::Final) {
             Ok((ask, granted)) => Ok(permits(&self.shared, &ask, Receipt { waited: Nanos::ZERO, granted })),
-            Err(refusal) => Err(self.refused(ask, refusal)),
+            Err(refusal) => Err(blame(&self.shared, ask, refusal, false)),
         }
     }
 }
@@ -749,9 +737,26 @@ fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge) -> AllStatus {
 }
 
 /// Names the member that refused, and adds the permits left if the request asks for them.
-fn blame<C: Timer>(of: &Shared<All<C>, C>, ask: &Weights, refusal: Refusal) -> AllRefusal {
+fn blame<C: Timer>(
+    of: &Shared<All<C>, C>,
+    ask: &Weights,
+    refusal: Refusal,
+    may_wait: bool,
+) -> AllRefusal {
     let refusal = of.rule.blame(ask, refusal);
-    if ask.wants_left { refusal.with_left(status(of)) } else { refusal }
+    if ask.wants_left { add_left(of, ask, refusal, may_wait) } else { refusal }
+}
+
+#[cold]
+fn add_left<C: Timer>(
+    of: &Shared<All<C>, C>,
+    ask: &Weights,
+    refusal: AllRefusal,
+    may_wait: bool,
+) -> AllRefusal {
+    let members = of.rule.members.iter().zip(ask.iter());
+    let asked = |name: &str| members.clone().find(|(entry, _)| entry.name == *name).map_or(0, |(_, n)| *n);
+    refusal.with_left(status(of)).as_met(asked, may_wait)
 }
 
 impl<C: Timer> All<C> {
@@ -870,7 +875,7 @@ impl<C: Timer> Future for AcquireAll<C> {
         };
         Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
             Ok(answer) => Ok(permits(&waiting.shared, waiting.ask(), answer)),
-            Err(refusal) => Err(blame(&waiting.shared, waiting.ask(), refusal)),
+            Err(refusal) => Err(blame(&waiting.shared, waiting.ask(), refusal, true)),
         })
     }
 }

@@ -100,7 +100,7 @@ impl<C: Timer> AllReservation<C> {
                 self.keep(granted);
                 Ok(self.grant(waited))
             }
-            Err(refusal) => Err(blame(&self.pending.shared, self.pending.ask(), refusal)),
+            Err(refusal) => Err(blame(&self.pending.shared, self.pending.ask(), refusal, true)),
         }
     }
 

@@ -62,8 +62,9 @@ impl AllStatus {
         self
     }
 
-    /// Records that a refused request for `n` permits found too few at the member with this name.
-    pub(crate) fn set_refused(&mut self, name: &str, n: u32, wait: Duration) {
+    /// Records that a refused request for `n` permits found too few at the member with this name,
+    /// and by how much it was early if it does not wait.
+    pub(crate) fn set_refused(&mut self, name: &str, n: u32, wait: Option<Duration>) {
         for (_, status) in self.members.iter_mut().filter(|(of, _)| *of == *name) {
             *status = status.as_refused(n, wait);
         }

@@ -66,10 +66,14 @@ pub(super) fn waited(
 /// Returns the refusal by a limiter without members of a request that could wait, with the permits
 /// left if the request asks for them.
 pub(super) fn refused(request: &Request, refusal: Refusal, status: impl FnOnce() -> Status) -> AllRefusal {
-    match request.wants_left {
-        true => AllRefusal::from(refusal).with_left(status_of(status())),
-        false => refusal.into(),
+    if !request.wants_left {
+        return refusal.into();
     }
+    let status = match (refusal, status()) {
+        (Refusal::Limited { .. } | Refusal::Paused { .. }, met) => met.as_refused(request.permits, None),
+        (_, met) => met,
+    };
+    AllRefusal::from(refusal).with_left(status_of(status))
 }
 
 /// Returns the status of a limiter that has no members.

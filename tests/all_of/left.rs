@@ -116,6 +116,31 @@ fn a_refusal_reports_the_state_that_the_request_observed() {
     }
 }
 
+/// Bug: the permits kept for a priority counted as available to the request that they refused.
+#[test]
+fn a_refused_wait_reports_fewer_permits_than_it_asked_for() {
+    let clock = ManualClock::new();
+    let api = bucket(&clock, 1, 10);
+    api.keep_for_priority(4, 1);
+    api.try_acquire_many(6).unwrap();
+    let ask = || AllRequest::from(Request::permits(1).within(Duration::ZERO)).with_left();
+    let (any, all) = (AnyLimiter::from(api.clone()), AllOf::new("api", &api));
+    let refusals = [
+        any.try_acquire_many(ask()).map(drop),
+        Err(assert_ready_err!(spawn(any.acquire_many(ask())).poll())),
+        any.reserve(ask()).map(drop),
+        any.blocking_acquire_many(ask()).map(drop),
+        all.try_acquire_many(ask()).map(drop),
+        Err(assert_ready_err!(spawn(all.acquire_many(ask())).poll())),
+        all.reserve(ask()).map(drop),
+        all.blocking_acquire_many(ask()).map(drop),
+    ];
+    for refusal in refusals.map(Result::unwrap_err) {
+        assert_eq!(refusal.retry_after(), Some(SECOND));
+        assert_eq!(available(refusal.left().unwrap()), [0]);
+    }
+}
+
 /// Charges this many permits as soon as a request is granted.
 #[derive(Debug)]
 struct Charge(RateLimiter<TokenBucket, ManualClock>, u32);
