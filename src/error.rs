@@ -57,7 +57,7 @@ pub enum Refusal {
         /// The time after which this call succeeds, or, with a [maximum
         /// wait](crate::Request::within), is accepted. It has the same meaning as in
         /// [`Limited`](Refusal::Limited). [`Nanos::MAX`] means that the pause lasts until a call
-        /// ends it.
+        /// ends it, or that nothing is granted after it either.
         retry_after: Nanos,
     },
     /// The limiter was [closed](crate::RateLimiter::close), before the request or while it waited.

@@ -38,8 +38,10 @@ pub struct Grant {
 /// A request gets it if it asks for it with [`Request::with_left`](crate::Request::with_left). It
 /// is the state right after the grant, at the time of the decision. Later grants of other requests
 /// do not count, and neither do waiters. Of several requests for one permit at one time, each
-/// therefore gets a different number of available permits. During a pause, and while grants are
-/// spaced after a pause, it reports no more than a [`Status`](crate::Status) of that moment.
+/// therefore gets a different number of available permits. During a pause, while grants are spaced
+/// after a pause, and while [permits are kept](crate::RateLimiter::keep_for_priority), it reports
+/// no more than a [`Status`](crate::Status) of that moment: waiters and later grants count, and
+/// `next_in` does not count kept permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Left {

@@ -176,7 +176,7 @@
 //! | store a limiter without its types | [`AnyLimiter`] | as the inner limiter |
 //! | read the configuration again while layers use the limiter | [`Replaceable`] | as the limiter that it holds |
 //! | limit the items of a stream | [`LimitStream`] (feature `stream`) | as the inner limiter |
-//! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the inner limiter, and for a reader one chunk more |
+//! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the inner limiter, and one chunk more for a reader and for each late writer |
 //! | read the policy from a configuration | [`AnyPolicy`]: `RateLimiter::new("token_bucket 100/s burst 20".parse::<AnyPolicy>()?)`, or a field of a struct with the feature `serde`. [All forms](algorithms#from-a-configuration) | |
 //!
 //! [`algorithms`] compares them, with pictures and costs. Two additions to the bounds:
@@ -249,7 +249,7 @@
 //! | P5 changes act now | A new rate, a refund, a debit or a pause moves all waiters. Permits granted before the change are paid at the old rate. |
 //! | P6 exact average | The rate of awaited permits is within 0.5 % of the set rate, although timers are late. |
 //! | P7 exact rate | The arithmetic never exceeds the set rate, and stays within 65 ppm of it up to 1 M/s. |
-//! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing. Policies with a state of 128 bits need a processor with a 128-bit compare-and-swap, as all of x86-64 and AArch64 have. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
+//! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing, except that one of a [`SlidingLog`] may clear entries of undone grants. Policies with a state of 128 bits need a processor with a 128-bit compare-and-swap, as all of x86-64 and AArch64 have. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
 //! | P9 virtual time | Every limiter of a rate, including its waits, runs on a [`ManualClock`] and on tokio's paused time. A maximum wait in a call to a [`CountingLimit`] itself, not through an [`AllOf`], follows the default clock, or [a clock that you set](CountingLimit::with_clock). |
 //! | P10 never free | Overflow, clocks that jump, NaN, zero and huge arguments end in an error or in a refusal, never in "unlimited". |
 //! | P11 predicted waits are exact | `retry_after`, `due_in` and `within` are met to the nanosecond if nothing changes. Behind more than 4,096 requests of mixed sizes a predicted wait may be too long. It is too short only in two cases. The first is a [refused request of higher priority](Refusal::Limited) than a waiter: the prediction does not count the waiter, which takes its permits if it comes due before the retry. The second is a waiter that takes [as many permits as are available](Request::up_to): the prediction counts the fewest that it takes. An [`AllOf`] predicts by sums, and its predicted waits, and those of other requests behind it in a member that is a window, may be too short or too long, behind more than 512 requests, and where its members have other waiters, a pause or kept permits. With a window policy among its members they may be too long by the [catch-up](RateLimiter::set_catch_up). Those behind its reservations that are not awaited may be too short, by as long as no call comes. |
@@ -312,7 +312,7 @@
 //! | `stream` | [`LimitStream`]: a stream that takes a permit for each item | futures-core, pin-project-lite |
 //! | `io`, on by default | [`Throttled`]: a reader or writer of tokio that takes a permit for each byte | nothing besides `tokio` |
 //! | `config`, on by default | [`AnyPolicy`] and [`PolicyConfig`]: policies from text, which can be replaced in a running limiter | arc-swap |
-//! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
+//! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde, and those of `config` |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
 //! # Runtimes

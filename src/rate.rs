@@ -157,8 +157,8 @@ impl Rate {
     /// The longest period of a rate: 2^60 ns, about 36.5 years.
     pub const MAX_PERIOD: Duration = Duration::from_nanos(1 << 60);
 
-    /// No limit. A limiter with this rate grants every request at once, as soon as an earlier
-    /// negative balance is repaid.
+    /// No limit. A limiter with this rate grants every request at once. Only Guava's two policies
+    /// repay an earlier negative balance first.
     ///
     /// Only this constant, or the text `unlimited`, means "no limit". No number overflows into it:
     /// an infinite `f64` is an error.

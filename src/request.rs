@@ -201,7 +201,8 @@ impl Request {
 
     /// Makes the [`Grant`](crate::Grant) report what it [left](crate::Grant::left) in the limiter:
     /// how many permits are available, when the next one becomes available, and when the limiter is
-    /// full. The numbers belong to this grant, whatever other threads do meanwhile.
+    /// full. The numbers belong to this grant, whatever other threads do meanwhile, except as
+    /// [`Left`](crate::Left) says.
     ///
     /// A [`Refusal`](crate::Refusal) has no room for these numbers. If a refusal must report them
     /// too, call [`try_acquire_with_status`](crate::RateLimiter::try_acquire_with_status), or use

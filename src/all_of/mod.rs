@@ -213,8 +213,8 @@ use crate::time::Nanos;
 ///
 /// # Cost
 ///
-/// An `AllOf` costs a few hundred bytes and two allocations, so it may be made for a single
-/// request. Only clones of one `AllOf` share a queue; the waiters of different `AllOf`s meet in the
+/// An `AllOf` takes about 2 kB and some allocations for each member that is added. So build it once
+/// and clone it. Only clones of one `AllOf` share a queue; the waiters of different `AllOf`s meet in the
 /// queues of their members, first come, first served. For a user's limit combined with the limit of
 /// all users, use
 #[cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`].")]
@@ -737,12 +737,7 @@ fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge) -> AllStatus {
 }
 
 /// Names the member that refused, and adds the permits left if the request asks for them.
-fn blame<C: Timer>(
-    of: &Shared<All<C>, C>,
-    ask: &Weights,
-    refusal: Refusal,
-    may_wait: bool,
-) -> AllRefusal {
+fn blame<C: Timer>(of: &Shared<All<C>, C>, ask: &Weights, refusal: Refusal, may_wait: bool) -> AllRefusal {
     let refusal = of.rule.blame(ask, refusal);
     if ask.wants_left { add_left(of, ask, refusal, may_wait) } else { refusal }
 }

@@ -16,7 +16,7 @@ use crate::limiter::Pause;
 use crate::policy::{Policy, TokenBucket};
 
 /// One key of a [`KeyedRateLimiter`] as a [`Limiter`]. Each call looks the key up, so that an
-/// unused key can be forgotten. A key that was paused or closed is not forgotten, unless it is
+/// unused key can be forgotten. A key that is paused, or was closed, is not forgotten, unless it is
 /// [removed](KeyedRateLimiter::remove).
 ///
 /// # Examples

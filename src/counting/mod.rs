@@ -366,7 +366,8 @@ impl CountingLimit {
     #[must_use]
     pub fn status(&self) -> Status {
         let left = Left::new(self.limit().into(), self.available().into());
-        Status::from(left).waiting(self.pool.waiting())
+        let paused_for = if self.is_closed() { Duration::MAX } else { Duration::ZERO };
+        Status::from(left).waiting(self.pool.waiting()).paused_for(paused_for)
     }
 
     /// Changes the limit, with immediate effect on waiting requests. A request for more than one

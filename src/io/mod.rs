@@ -58,7 +58,7 @@ pin_project! {
     /// and no more than the limiter can grant at once. A policy with a burst of at least 10 ms is
     /// therefore right. With a smaller burst the chunks are smaller, and more of them wait. The
     /// size follows the rate and the burst, even for a chunk that waits.
-    /// [`max_chunk`](Throttled::max_chunk) makes chunks smaller.
+    /// [`max_chunk`](Throttled::max_chunk) sets another maximum than 64 KiB.
     ///
     /// # Fairness
     ///
@@ -75,7 +75,7 @@ pin_project! {
     ///
     /// A refusal is an [`io::Error`] with the [`AllRefusal`] inside: the limiter was closed, or its
     /// queue is full. The next call asks again. A limiter that grants nothing, as
-    /// [`DenyAll`](crate::policy::DenyAll), refuses nothing: its bytes wait until it is changed.
+    /// [`DenyAll`](crate::policy::DenyAll), refuses nothing: its bytes wait for ever.
     ///
     /// # Cancel safety
     ///

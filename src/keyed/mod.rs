@@ -501,8 +501,8 @@ where
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
-    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`], even if only the waiters of all keys
-    ///   together are [bounded](KeyedRateLimiter::set_max_waiting).
+    /// - [`Refusal::QueueFull`], even if only the waiters of all keys together are
+    ///   [bounded](KeyedRateLimiter::set_max_waiting).
     /// - [`Refusal::Closed`] if the key or [all keys](KeyedRateLimiter::close) are closed.
     /// - The other errors of [`RateLimiter::acquire_many`].
     pub async fn acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
@@ -888,7 +888,7 @@ where
     /// once with [`Refusal::Closed`]: tasks, blocked threads and reservations. Permits that were
     /// granted before stay granted. Returns whether the limiter was open.
     ///
-    /// All known keys are forgotten. To close one key, close its
+    /// All known keys are forgotten, except those whose limiter is in use. To close one key, close its
     /// [`limiter`](KeyedRateLimiter::limiter), and do not [remove](KeyedRateLimiter::remove) the
     /// key.
     ///

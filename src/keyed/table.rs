@@ -93,7 +93,6 @@ use crate::line::all_waiters::AllWaiters;
 use crate::line::rule::TakeLimit;
 use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
-use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
 use crate::sync::{AtomicBool, AtomicUsize, MAX_RETRIES, Mutex, Ordering, ShardLock, read, write};
@@ -498,7 +497,10 @@ where
         match self.find_hashed(hash, key, status) {
             Found::Known(status) => status,
             Found::Limiter(limiter) => limiter.status(),
-            Found::Unknown if self.is_closed() => Status::new(PolicyStatus::NOTHING, Rate::ZERO, Nanos::ZERO),
+            Found::Unknown if self.is_closed() => {
+                Status::new(PolicyStatus::NOTHING, self.policy().rate(), Nanos::ZERO)
+                    .paused_for(Duration::MAX)
+            }
             Found::Unknown => match self.shared() {
                 Some(shared) => shared.status(),
                 None => self.unknown(key, status),

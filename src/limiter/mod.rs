@@ -124,7 +124,7 @@ impl RateLimiter<SmoothBursty> {
     ///
     /// If a timer is late, the next calls make up for up to 10 ms of the lateness, and may be
     /// closer together. To rule this out, call [`set_catch_up`](RateLimiter::set_catch_up) with
-    /// zero.
+    /// zero, and await reservations.
     ///
     /// [`algorithms`](crate::algorithms) explains by how much slower than the server a client must
     /// be.
@@ -223,7 +223,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// At [`Rate::ZERO`], with a burst of 0, or with [`DenyAll`](crate::DenyAll), the call waits
     /// until that setting changes, possibly for ever. It also waits for ever if earlier requests
-    /// took all permits until the end of the clock's 34 years. To limit the wait, use
+    /// took all permits until the end of the clock's 34 years. A [`LeakyBucket`](crate::LeakyBucket)
+    /// with a bound on its queue refuses such a call. To limit the wait, use
     /// [`acquire_within`](RateLimiter::acquire_within).
     ///
     /// # Fairness
@@ -691,6 +692,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// and none are saved. A grant is charged at most this far back, so that a program that stood
     /// still does not pass a large burst at once. A longer catch-up keeps the average exact on a
     /// busier machine; a span of length *d* can then see `rate * catch_up` more permits.
+    ///
+    /// A [reservation](RateLimiter::reserve) that is not awaited has no timer. It is charged as of
+    /// the time at which it was due, however late it is claimed.
     pub fn set_catch_up(&self, catch_up: Duration) {
         self.shared.lateness.set_catch_up(catch_up);
     }

@@ -57,6 +57,7 @@ fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
             assert_eq!(limiter, Err(Refusal::Closed));
             let status = keys.status(&key);
             assert_eq!((status.available, status.next_in), (0, Duration::MAX));
+            assert_eq!((status.paused_for, status.rate), (Duration::MAX, Rate::per_hour(1)));
         }
         keys.sweep();
         assert_eq!(keys.try_acquire(&300), Err(Refusal::Closed));

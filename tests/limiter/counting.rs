@@ -52,6 +52,7 @@ fn a_request_takes_as_many_as_are_free() {
     limit.set_limit(1);
     assert_eq!(limit.try_acquire_up_to(3).map(|permit| permit.permits()), Ok(1));
     limit.close();
+    assert_eq!(limit.status().paused_for, Duration::MAX);
     assert_eq!(limit.try_acquire_up_to(3).expect_err("closed"), Refusal::Closed);
 }
 

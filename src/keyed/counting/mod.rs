@@ -305,7 +305,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         Ok(lease.permit(permit))
     }
 
-    /// Waits for one permit of a key, but no longer than `within`, measured by tokio's clock.
+    /// Waits for one permit of a key, but no longer than `within`, measured by the [default
+    /// clock](crate::DefaultClock).
     ///
     /// # Errors
     ///
@@ -327,8 +328,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.acquire_many_within(key, 1, within).await
     }
 
-    /// Waits for `n` permits of a key at once, but no longer than `within`, measured by tokio's
-    /// clock.
+    /// Waits for `n` permits of a key at once, but no longer than `within`, measured by the
+    /// [default clock](crate::DefaultClock).
     ///
     /// # Errors
     ///
@@ -482,8 +483,12 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// Calls `ask` with the limit of a key, or with the limit that a new key would have.
     fn inspect_limit<Q: KeyRef<K> + ?Sized, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T {
         self.inspect_known(key, ask).unwrap_or_else(|| {
-            let limit = if self.is_closed() { 0 } else { (self.limits.of)(&key.to_owned()) };
-            ask(&CountingLimit::new(limit))
+            if self.is_closed() {
+                let limit = CountingLimit::new(0);
+                limit.close();
+                return ask(&limit);
+            }
+            ask(&CountingLimit::new((self.limits.of)(&key.to_owned())))
         })
     }
 
