@@ -286,7 +286,7 @@ impl AllRefusal {
 
     /// Sets the state of the member that refused to the state that the request met. The request
     /// asked each member for `asked(name)` permits.
-    pub(crate) fn as_met(mut self, asked: impl Fn(&str) -> u32, may_wait: bool) -> AllRefusal {
+    pub(crate) fn with_state_met(mut self, asked: impl Fn(&str) -> u32, may_wait: bool) -> AllRefusal {
         if let AllRefusal::Member {
             name,
             refusal: Refusal::Limited { retry_after } | Refusal::Paused { retry_after },

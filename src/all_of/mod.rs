@@ -751,7 +751,7 @@ fn add_left<C: Timer>(
 ) -> AllRefusal {
     let members = of.rule.members.iter().zip(ask.iter());
     let asked = |name: &str| members.clone().find(|(entry, _)| entry.name == *name).map_or(0, |(_, n)| *n);
-    refusal.with_left(status(of)).as_met(asked, may_wait)
+    refusal.with_left(status(of)).with_state_met(asked, may_wait)
 }
 
 impl<C: Timer> All<C> {

@@ -816,7 +816,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return refusal;
         }
         let asked = |name: &str| self.index_of(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
-        refusal.with_left(self.status(key)).as_met(asked, false)
+        refusal.with_left(self.status(key)).with_state_met(asked, false)
     }
 
     /// Takes without a composite, now or not at all. Returns `None` if a composite is needed.
