@@ -1657,7 +1657,6 @@ fn calls_that_move_to_their_bucket_are_refused_together() {
     assert_eq!(paused_for(&routes_of(0)), secs(1));
 }
 
-/// A response of a call that moved replaced the window of a later one.
 /// Bug: the clocks of two limiters can count from different times, as the default clocks do. The
 /// age of a call that moved was the difference of their times. So its refusal looked older than the
 /// last refusal of the bucket, and did not pause.
@@ -1679,6 +1678,33 @@ fn a_call_that_moves_is_as_old_as_the_clock_of_its_old_limiter_says() {
     assert_eq!(refuse("young"), Some(secs(2)));
 }
 
+/// Bug: a refusal that did not name the bucket paused the limiter that the route had left, which no
+/// call asks.
+#[test]
+fn a_response_without_the_bucket_is_about_the_bucket_of_its_route() {
+    let refuse: [fn(&mut Call); 2] = [
+        |call| drop(obey(call, 429, &[("retry-after", "30")])),
+        |call| {
+            let mut limits = ResponseLimits::default();
+            limits.refused = true;
+            limits.retry_after = Some(When::In(secs(30)));
+            call.obey_limits(limits);
+        },
+    ];
+    for refuse in refuse {
+        let routes = by_bucket(&ManualClock::new());
+        let (a, b) = ("GET /channels/7/messages", "GET /channels/7/pins");
+        obey(&mut routes.of(a).begin(1), 200, &[("x-ratelimit-bucket", "x")]);
+        let (mut first, mut second) = (routes.of(b).begin(1), routes.of(b).begin(1));
+        obey(&mut first, 200, &[("x-ratelimit-bucket", "x")]);
+        refuse(&mut second);
+        assert_eq!((paused_for(&routes.of(a)), paused_for(&routes.of(b))), (secs(30), secs(30)));
+        assert!(routes.of(b).try_acquire().is_err());
+        assert_eq!(routes.of(b).in_flight(), 0);
+    }
+}
+
+/// Bug: a response of a call that moved replaced the window of a later one.
 #[test]
 fn an_older_response_of_a_call_that_moves_opens_no_window() {
     let clock = ManualClock::new();

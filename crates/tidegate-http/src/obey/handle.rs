@@ -513,18 +513,24 @@ impl Obey {
         let mut panic = FirstPanic::default();
         response.refused |= panic.catch(|| options.is_refusal(status, headers)).unwrap_or_default();
         let is_success = !status.is_server_error() && !is_grpc_error(headers) && !is_grpc_head(headers);
-        let moved = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self, &mut panic));
-        if let Some(bucket) = moved {
-            // The call began at the limiter that its route now leaves.
-            self.end_call(ticket);
-            // The clock of the bucket may count from another time.
-            let now = panic.catch(|| self.now()).unwrap_or(ticket.began());
-            bucket.move_in(ticket, now.saturating_since(ticket.began()), &mut panic);
-            *self = bucket;
-        }
+        self.follow(ticket, Some(headers), &mut panic);
         let obeyed = self.obey_all(ticket, response, Some(is_success), &mut panic);
         panic.resume();
         obeyed
+    }
+
+    /// Follows the route to the limiter of its bucket, with a call to which a response came. The
+    /// headers of the response may report the bucket.
+    fn follow(&mut self, ticket: &mut Ticket, headers: Option<&HeaderMap>, panic: &mut FirstPanic) {
+        let Some(scope_ref) = &self.scope_ref else { return };
+        let reported = headers.and_then(|headers| scope_ref.bucket(headers, self, panic));
+        let Some(bucket) = reported.or_else(|| scope_ref.moved(self)) else { return };
+        // The call began at the limiter that its route has left.
+        self.end_call(ticket);
+        // The clock of the bucket may count from another time.
+        let now = panic.catch(|| self.now()).unwrap_or(ticket.began());
+        bucket.move_in(ticket, now.saturating_since(ticket.began()), panic);
+        *self = bucket;
     }
 
     pub(super) fn with_scope_ref(self, scope_ref: ScopeRef) -> Self {
@@ -545,8 +551,9 @@ impl Obey {
     }
 
     /// Obeys limits that were read from the response to a call.
-    pub(super) fn obey_limits(&self, ticket: &mut Ticket, response: ResponseLimits) -> Obeyed {
+    pub(super) fn obey_limits(&mut self, ticket: &mut Ticket, response: ResponseLimits) -> Obeyed {
         let mut panic = FirstPanic::default();
+        self.follow(ticket, None, &mut panic);
         let obeyed = self.obey_all(ticket, response, None, &mut panic);
         panic.resume();
         obeyed
