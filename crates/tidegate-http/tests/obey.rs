@@ -1546,6 +1546,22 @@ fn a_scope_is_forgotten_only_after_its_pause() {
     assert_eq!(hosts.of("paused").limiter().status().members[0].1.available, 10, "it is a new one");
 }
 
+/// Bug: without buckets, a handle to a forgotten scope kept its own limiter. So the scope had two
+/// limiters, and the refusal of a call at one did not pause the other.
+#[test]
+fn a_handle_follows_a_scope_that_was_forgotten() {
+    let hosts = scopes(&ManualClock::new(), 1);
+    let kept = hosts.of("a");
+    let mut call = kept.try_acquire().unwrap();
+    let busy = hosts.of("b").try_acquire().unwrap();
+    obey(&mut hosts.of("a").begin(1), 429, &[("retry-after", "30")]);
+    assert!(kept.try_acquire().is_err());
+    // So does a call in flight.
+    obey(&mut call, 429, &[("retry-after", "60")]);
+    assert_eq!((paused_for(&hosts.of("a")), hosts.of("a").in_flight()), (secs(60), 0));
+    drop(busy);
+}
+
 // Reservations.
 
 fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {

@@ -81,11 +81,13 @@ pub struct RefusalWithState {
     pub(crate) state: Option<AllStatus>,
 }
 
+/// The key of an exempt request is dropped, because to ask for the state of the key's limits could
+/// add the key to a table.
 pub(crate) enum PendingAdmission<L: Limit> {
     New,
     Key(BoxFuture<Key<L::Key>>),
-    Acquire(L::Key, AcquireAny),
-    Reserve(L::Key, AnyReservation),
+    Acquire(Option<L::Key>, AcquireAny),
+    Reserve(Option<L::Key>, AnyReservation),
     Decided,
 }
 
@@ -138,7 +140,7 @@ impl<L: Limit> PendingAdmission<L> {
                 }
                 PendingAdmission::Decided => panic!("polled after it was ready"),
             };
-            let mut decision = gate.decide(needs, key, answer);
+            let mut decision = gate.decide(needs, key.as_ref(), answer);
             // A request that passes in shadow mode without permits has no estimate.
             if let PendingAdmission::Reserve(_, reservation) =
                 std::mem::replace(self, PendingAdmission::Decided)
@@ -176,25 +178,27 @@ impl<L: Limit> PendingAdmission<L> {
         if needs.state {
             ask = ask.with_left();
         }
+        let is_exempt = ask.is_exempt();
+        let limited = |key| Some(key).filter(|_| !is_exempt);
         match needs.mode {
             Mode::WaitAtMost(within) => ask = ask.within(within),
             // A reservation that is refused unless it is due now.
             Mode::Refuse | Mode::Shadow if needs.settles => ask = ask.within(Duration::ZERO),
             Mode::Refuse | Mode::Shadow => {
                 let answer = gate.limit.acquire_now(&key, &ask);
-                *self = PendingAdmission::Acquire(key, answer);
+                *self = PendingAdmission::Acquire(limited(key), answer);
                 return None;
             }
             Mode::Wait => {}
         }
         if needs.settles {
             match gate.limit.reserve(&key, &ask) {
-                Ok(reservation) => *self = PendingAdmission::Reserve(key, reservation),
-                Err(refusal) => return Some(gate.decide(needs, &key, Err(refusal))),
+                Ok(reservation) => *self = PendingAdmission::Reserve(limited(key), reservation),
+                Err(refusal) => return Some(gate.decide(needs, limited(key).as_ref(), Err(refusal))),
             }
         } else {
             let wait = gate.limit.acquire(&key, &ask);
-            *self = PendingAdmission::Acquire(key, wait);
+            *self = PendingAdmission::Acquire(limited(key), wait);
         }
         None
     }
@@ -216,14 +220,14 @@ impl<L: Limit, V> Gate<L, V> {
     fn decide(
         &self,
         needs: Needs,
-        key: &L::Key,
+        key: Option<&L::Key>,
         answer: Result<Granted, AllRefusal>,
     ) -> Result<Admission, RefusalWithState> {
         // The state of the limits is unknown if their store did not reply.
         let state = |left: Option<AllStatus>, is_degraded: bool| match left {
             _ if !needs.state => None,
             None if is_degraded => None,
-            left => left.or_else(|| self.limit.status(key)),
+            left => left.or_else(|| self.limit.status(key?)),
         };
         match answer {
             Ok(Granted { hold, left, is_degraded }) => {
@@ -236,7 +240,7 @@ impl<L: Limit, V> Gate<L, V> {
                 let has_limit = !matches!(refusal.refusal(), Some(Refusal::TooManyKeys { .. }));
                 let members = || match &left {
                     Some(left) => Some(left.members.len()),
-                    None => self.limit.members(key),
+                    None => self.limit.members(key?),
                 };
                 let is_only = refusal.member().is_some() && self.name.is_some() && members() == Some(1);
                 // A single limiter names no member either. It mostly refuses because it is limited,

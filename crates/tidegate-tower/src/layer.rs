@@ -334,7 +334,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///
     /// A cost of 0 takes no permits, except that in an `AllOf` a [default
     /// cost](tidegate::AllOf::default_cost) and a [`CountingLimit`](tidegate::CountingLimit) still
-    /// apply. A closed limiter refuses it. An [exempt](AllRequest::exempt) request always passes.
+    /// apply. A closed limiter refuses it. An [exempt](AllRequest::exempt) request always passes, and
+    /// its response does not report the limits.
     ///
     /// # Examples
     ///

@@ -93,6 +93,10 @@ pub trait Ask: Clone + Default + Send + Sync + 'static {
     /// Asks for the state of each limit along with the decision.
     #[must_use]
     fn with_left(self) -> Self;
+
+    /// Returns whether the request takes nothing and always passes. A layer then reports no state
+    /// of the limits.
+    fn is_exempt(&self) -> bool;
 }
 
 impl Ask for Request {
@@ -102,6 +106,10 @@ impl Ask for Request {
 
     fn with_left(self) -> Self {
         Request::with_left(self)
+    }
+
+    fn is_exempt(&self) -> bool {
+        self.exempt
     }
 }
 
@@ -113,6 +121,10 @@ impl Ask for AllRequest<'static> {
 
     fn with_left(self) -> Self {
         AllRequest::with_left(self)
+    }
+
+    fn is_exempt(&self) -> bool {
+        self.to_request().exempt
     }
 }
 

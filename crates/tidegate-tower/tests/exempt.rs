@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use tidegate::{
     AnyKeyed, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate, Request as Ask,
-    Statistics, TokenBucket,
+    Statistics, TokenBucket, WhenKeysFull,
 };
 use tidegate_tower::{Limit, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
@@ -102,5 +102,24 @@ async fn an_exempt_call_needs_no_room_for_its_key() {
         assert_eq!(status(&layers(&calls)[kind], bob, true).await, StatusCode::OK, "{kind}");
         assert_eq!(status(&layers(&any)[kind], bob, true).await, StatusCode::OK, "{kind}");
         assert_eq!(status(&layers(&any)[kind], bob, false).await, StatusCode::SERVICE_UNAVAILABLE);
+    }
+}
+
+/// Bug: the layer asked for the state of the limits of an exempt request's key, for headers. So the
+/// key was added to the table, and a limited key was forgotten for it.
+#[tokio::test]
+async fn an_exempt_request_adds_no_key() {
+    for kind in 0..3 {
+        let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 10);
+        assert_eq!(status(&layers(&calls)[kind], "/bob", true).await, StatusCode::OK);
+        assert!(calls.is_empty(), "{kind}");
+
+        let policy = TokenBucket::new(Rate::per_hour(1), 1);
+        let users = Users::with_clock(policy, 1, ManualClock::new());
+        let users = users.when_full(WhenKeysFull::EvictLeastUsed);
+        users.try_acquire("/alice").unwrap();
+        let any = AnyKeyed::from(KeyedAllOf::<str, _>::new("user", &users));
+        assert_eq!(status(&layers(&any)[kind], "/bob", true).await, StatusCode::OK);
+        assert_eq!(users.status("/alice").available, 0, "{kind}");
     }
 }
