@@ -54,10 +54,11 @@ use crate::read::ResponseLimits;
 ///
 /// Like those of the limiter, except that a call waits a second time, at the end of the queue, in
 /// two cases. Either another call took the last units that the server allows while this call was
-/// granted, or the call's route moved to the limiter of its [bucket](super::Scopes#buckets). In
-/// both cases the permits of the first wait go back to the limiter: the call pays once, and nothing
-/// if it is refused. A limiter over a store does not take back all permits in some cases, as the
-/// limitations of its crate tell. Observers of the limiter are notified of each grant.
+/// granted, or the call's [scope](super::Scopes) got another limiter, such as that of its
+/// [bucket](super::Scopes#buckets). In both cases the permits of the first wait go back to the
+/// limiter: the call pays once, and nothing if it is refused. A limiter over a store does not take
+/// back all permits in some cases, as the limitations of its crate tell. Observers of the limiter
+/// are notified of each grant.
 ///
 /// A call can cost more than the server allows until a reset, while the server allows smaller
 /// calls. If the call does not wait, or if its [maximum wait](AllRequest::within) is over before
@@ -306,14 +307,14 @@ impl Obey {
         Call::new(at, ticket, Duration::ZERO, Held::Nothing)
     }
 
-    /// Returns this handle, or if its route has moved, a handle to the limiter of the route's
-    /// bucket.
+    /// Returns this handle, or a handle to the limiter that its scope has now, if that is another
+    /// one: the limiter of the route's bucket, or that of a scope that was forgotten meanwhile.
     pub(super) fn current(&self) -> Obey {
         let moved = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.moved(self));
         moved.unwrap_or_else(|| self.clone())
     }
 
-    /// Follows the route to the limiter of its bucket. Returns whether it moved.
+    /// Follows the scope to the limiter that it has now. Returns whether that is another one.
     fn switch_to_current(&mut self) -> bool {
         let here = self.current();
         let moved = !here.is_same(self);

@@ -16,7 +16,8 @@ use super::handle::Obey;
 ///
 /// A scope is created when it is first requested. If there are then too many scopes, the new scope
 /// and half of the others are kept: first those with calls in flight or waiting, then those that a
-/// server paused, then the most recently requested.
+/// server paused, then the most recently requested. A forgotten scope gets a new limiter when it is
+/// next requested, and its earlier handles use that limiter from then on.
 ///
 /// # Buckets
 ///
@@ -295,7 +296,6 @@ impl ScopeRef {
     /// Returns the limiter of the route, if it is no longer `from`.
     pub(super) fn moved(&self, from: &Obey) -> Option<Obey> {
         let scopes = self.scopes.upgrade()?;
-        scopes.bucket.as_ref()?;
         let state = scopes.state();
         let to = state.scopes.get(&*self.route).filter(|scope| !scope.obey.is_same(from))?;
         Some(to.obey.clone().with_scope_ref(self.clone()))
