@@ -1678,6 +1678,37 @@ fn calls_that_move_to_their_bucket_are_refused_together() {
 /// last refusal of the bucket, and did not pause.
 #[test]
 fn a_call_that_moves_is_as_old_as_the_clock_of_its_old_limiter_says() {
+    let (routes, pass) = on_clocks_of_their_own();
+    let refuse = |route| obey(&mut routes.of(route).begin(1), 429, &[("x-ratelimit-bucket", "x")]).paused_for;
+    assert_eq!(refuse("old"), Some(secs(1)));
+    pass(100_000);
+    assert_eq!(refuse("young"), Some(secs(2)));
+}
+
+/// Bug: a call that was older than the clock of its bucket's limiter began when that clock began. So
+/// its response certainly began a new window of the bucket, with more units than were left.
+#[test]
+fn a_call_that_moves_may_be_older_than_the_clock_of_its_bucket() {
+    let (routes, pass) = on_clocks_of_their_own();
+    let left = |n, after| {
+        [("x-ratelimit-bucket", "x"), ("x-ratelimit-remaining", n), ("x-ratelimit-reset-after", after)]
+    };
+    let mut old = routes.of("old").begin(1);
+    pass(5000);
+    let young = routes.of("young");
+    pass(100);
+    obey(&mut young.begin(1), 200, &left("6", "30"));
+    let _four: Vec<_> = (0..4).map(|_| young.try_acquire().unwrap()).collect();
+    pass(1400);
+    // The server wrote it before the other response, about the same window.
+    obey(&mut old, 200, &left("9", "35"));
+    let more: Vec<_> = (0..9).map_while(|_| young.try_acquire().ok()).collect();
+    assert!(more.len() <= 2, "{}", more.len());
+}
+
+/// Creates scopes whose clocks count from their creation, as the default clocks do, and a function
+/// that lets milliseconds pass.
+fn on_clocks_of_their_own() -> (Scopes, impl Fn(u64)) {
     let clocks = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let made = clocks.clone();
     let routes = Scopes::new(100, move |_| {
@@ -1688,10 +1719,11 @@ fn a_call_that_moves_is_as_old_as_the_clock_of_its_old_limiter_says() {
     });
     let routes =
         routes.by_bucket(|_, headers| Some(headers.get("x-ratelimit-bucket")?.to_str().ok()?.to_owned()));
-    let refuse = |route| obey(&mut routes.of(route).begin(1), 429, &[("x-ratelimit-bucket", "x")]).paused_for;
-    assert_eq!(refuse("old"), Some(secs(1)));
-    clocks.lock().unwrap().iter().for_each(|clock: &ManualClock| clock.advance(secs(100)));
-    assert_eq!(refuse("young"), Some(secs(2)));
+    let pass = move |millis| {
+        let clocks = clocks.lock().unwrap();
+        clocks.iter().for_each(|clock: &ManualClock| clock.advance(Duration::from_millis(millis)));
+    };
+    (routes, pass)
 }
 
 /// Bug: a refusal that did not name the bucket paused the limiter that the route had left, which no

@@ -178,7 +178,7 @@ impl Obey {
         let limiter = limiter.into();
         let non_blocking = limiter.non_blocking();
         let members = non_blocking.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
-        let now = options.clock.now();
+        let now = options.now();
         let paces = options.paces.iter().map(|pace| Pacing::new(pace.clone(), now)).collect();
         let (state, random) = (Mutex::new(State::new()), RandomState::new());
         let shared = Shared { limiter, non_blocking, options, members, state, paces, random };
@@ -453,7 +453,7 @@ impl Obey {
     }
 
     fn now(&self) -> Nanos {
-        self.shared.options.clock.now()
+        self.shared.options.now()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use tidegate::{Clock, DefaultClock};
+use tidegate::{Clock, DefaultClock, Nanos};
 
 use super::costs::Count;
 use super::pace::Pace;
 use crate::Unit;
 use crate::read::{DEFAULT_MAX_PAUSE, Reader, ServerLimit};
+
+/// The time at which each clock begins: a year. A call that moves to another limiter may have begun
+/// before the clock of that limiter, and its beginning must be a time, too.
+const BEGINNING: Nanos = Nanos::new(365 * 24 * 3600 * 1_000_000_000);
 
 /// The options of an [`Obey`](super::Obey). See [`Obey::with_options`](super::Obey::with_options).
 ///
@@ -55,6 +59,11 @@ impl Options {
             refusal: None,
             paces: Vec::new(),
         }
+    }
+
+    /// Returns the time of the clock, which is at least [`BEGINNING`].
+    pub(super) fn now(&self) -> Nanos {
+        self.clock.now().saturating_add(BEGINNING)
     }
 
     /// Sets the reader of the responses.

@@ -118,6 +118,7 @@ impl State {
     /// this state learned from.
     pub(super) fn move_in(&mut self, now: Nanos, from: &Ticket, age: Nanos) -> Ticket {
         let ticket = self.force_begin(now, from.costs.clone());
+        // The time 0 is a year before the clock's beginning, so no call is older.
         let began = Nanos::new(now.as_u64().saturating_sub(age.as_u64()));
         let is_before = |at: Nanos, count: u64| count > 0 && began <= at;
         let responses = if is_before(self.responded, self.responses) { 0 } else { ticket.responses };
