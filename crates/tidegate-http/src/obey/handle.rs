@@ -680,7 +680,8 @@ impl Obey {
         self.state().is_paused(now)
     }
 
-    /// Forgets what the server reported, and ends a pause of the limiter.
+    /// Forgets what the server reported, and ends a pause of the limiter. A [`Pace`](super::Pace)
+    /// keeps its rate.
     pub fn forget(&self) {
         self.state().forget();
         self.shared.non_blocking.resume();

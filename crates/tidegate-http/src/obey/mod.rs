@@ -88,7 +88,8 @@
 //!
 //! A server cannot have counted, in one response, a call that reaches it later. So calls in flight
 //! count as used. A dropped [`Call`] also counts as used, for responses to calls that were in
-//! flight at the same time.
+//! flight at the same time. Calls in flight at the limiter that a route leaves do not count at its
+//! [bucket](Scopes#buckets).
 //!
 //! Processes that share a quota learn of each other only from `remaining`. At the end of a window,
 //! the server may refuse each process as many calls as the other processes have in flight.

@@ -27,7 +27,9 @@ use super::handle::Obey;
 /// new, the route's limiter becomes the limiter of the bucket; if that limiter is already the one
 /// of another bucket, the new bucket gets a limiter of its own. A call that is waiting at the
 /// route's old limiter gets its permits there, and then waits its turn at the limiter of the
-/// bucket. So it obeys what the server reports about the bucket.
+/// bucket. So it obeys what the server reports about the bucket. A call that is in flight when its
+/// route moves counts at the bucket only from its response on. So when a route moves, the server
+/// may refuse as many calls as the route has in flight.
 ///
 /// # Examples
 ///
@@ -112,7 +114,8 @@ pub(super) struct ScopeRef {
 impl Scopes {
     /// Creates an empty set of at most `most` scopes; `make` creates the limiter of each scope.
     /// With [buckets](Scopes#buckets) it also creates the limiter of a new bucket, from the name of
-    /// a route.
+    /// a route. The limiters of routes that can share a bucket must have the same members in the
+    /// same order, because calls move from one limiter to another.
     #[must_use]
     pub fn new(most: usize, make: impl Fn(&str) -> Obey + Send + Sync + 'static) -> Self {
         Self::with(most, Arc::new(make), None)
