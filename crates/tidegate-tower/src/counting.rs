@@ -1,6 +1,7 @@
 //! Limits of calls in flight only, as a [`Limit`].
 //!
-//! A counting limit has no reservations, so permits that can be settled are those of a composite.
+//! A counting limit has no reservations, so permits that can be settled are those of a composite. It
+//! has no exemptions either, so a composite grants them, and notifies the observer.
 
 use std::fmt;
 use std::hash::Hash;
@@ -18,26 +19,24 @@ fn granted(n: u32, held: impl Send + Sync + 'static) -> AllPermits {
     AllPermits::with_guard(Grant::new(n, tidegate::Nanos::ZERO), held)
 }
 
-/// Returns the permits of an exempt request: none.
-fn exempt() -> AllPermits {
-    granted(0, ())
-}
-
 impl Limit for CountingLimit {
     type Key = ();
     type Ask = Request;
 
     fn try_acquire(&self, (): &(), ask: &Request) -> Result<AllPermits, AllRefusal> {
         if ask.exempt {
-            return Ok(exempt());
+            return AnyLimiter::from(self.clone()).try_acquire_many(*ask);
         }
         let permit: CountingPermit = self.try_acquire_many(ask.permits)?;
         Ok(granted(ask.permits, permit))
     }
 
     fn acquire(&self, (): &(), ask: &Request) -> AcquireAny {
+        if ask.exempt {
+            return AcquireAny::ready(Limit::try_acquire(self, &(), ask));
+        }
         let (limit, ask) = (self.clone(), *ask);
-        wait(ask, async move {
+        wait(ask.permits, async move {
             match ask.within {
                 Some(within) => limit.acquire_many_within(ask.permits, within).await,
                 None => limit.acquire_many(ask.permits).await,
@@ -64,15 +63,18 @@ where
 
     fn try_acquire(&self, key: &K, ask: &Request) -> Result<AllPermits, AllRefusal> {
         if ask.exempt {
-            return Ok(exempt());
+            return AnyKeyed::from(self.clone()).try_acquire_many(key.clone(), *ask);
         }
         let permit: KeyedCountingPermit<K> = self.try_acquire_many(key, ask.permits)?;
         Ok(granted(ask.permits, permit))
     }
 
     fn acquire(&self, key: &K, ask: &Request) -> AcquireAny {
+        if ask.exempt {
+            return AcquireAny::ready(Limit::try_acquire(self, key, ask));
+        }
         let (limit, key, ask) = (self.clone(), key.clone(), *ask);
-        wait(ask, async move {
+        wait(ask.permits, async move {
             match ask.within {
                 Some(within) => limit.acquire_many_within(&key, ask.permits, within).await,
                 None => limit.acquire_many(&key, ask.permits).await,
@@ -90,13 +92,10 @@ where
     }
 }
 
-/// Waits for a permit, unless the request is exempt.
+/// Waits for `n` permits.
 fn wait<P: Send + Sync + 'static>(
-    ask: Request,
+    n: u32,
     permit: impl Future<Output = Result<P, Refusal>> + Send + 'static,
 ) -> AcquireAny {
-    if ask.exempt {
-        return AcquireAny::ready(Ok(exempt()));
-    }
-    AcquireAny::new(async move { Ok(granted(ask.permits, permit.await?)) })
+    AcquireAny::new(async move { Ok(granted(n, permit.await?)) })
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use tidegate::{
-    AnyKeyed, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate, Request as Ask,
+    AnyKeyed, CountingLimit, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate, Request as Ask,
     Statistics, TokenBucket, WhenKeysFull,
 };
 use tidegate_tower::{Limit, RateLimitLayer};
@@ -121,5 +121,24 @@ async fn an_exempt_request_adds_no_key() {
         let any = AnyKeyed::from(KeyedAllOf::<str, _>::new("user", &users));
         assert_eq!(status(&layers(&any)[kind], "/bob", true).await, StatusCode::OK);
         assert_eq!(users.status("/alice").available, 0, "{kind}");
+    }
+}
+
+/// Bug: a layer that does not settle admitted an exempt request without telling the observer of a
+/// limit of calls.
+#[tokio::test]
+async fn the_observer_of_a_limit_of_calls_is_notified_of_each_exempt_request() {
+    for kind in 0..3 {
+        let statistics = Arc::new(Statistics::new());
+        let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 10).observed_by(statistics.clone());
+        assert_eq!(status(&layers(&calls)[kind], "/bob", true).await, StatusCode::OK);
+        assert_eq!((statistics.snapshot().exempted, calls.len()), (1, 0), "{kind}");
+
+        let calls = CountingLimit::new(1);
+        calls.observe(statistics.clone());
+        let layer = RateLimitLayer::new(calls).cost(ask);
+        let layer = [layer.clone(), layer.clone().wait(), layer.refund_errors()][kind].clone();
+        assert_eq!(status(&layer, "/bob", true).await, StatusCode::OK);
+        assert_eq!(statistics.snapshot().exempted, 2, "{kind}");
     }
 }
