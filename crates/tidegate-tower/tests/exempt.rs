@@ -9,8 +9,8 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use tidegate::{
-    AnyKeyed, CountingLimit, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate, Request as Ask,
-    Statistics, TokenBucket, WhenKeysFull,
+    AnyKeyed, CountingLimit, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate,
+    Request as Ask, Statistics, TokenBucket, WhenKeysFull,
 };
 use tidegate_tower::{Limit, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
@@ -130,7 +130,8 @@ async fn an_exempt_request_adds_no_key() {
 async fn the_observer_of_a_limit_of_calls_is_notified_of_each_exempt_request() {
     for kind in 0..3 {
         let statistics = Arc::new(Statistics::new());
-        let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 10).observed_by(statistics.clone());
+        let calls: KeyedCountingLimit<String> =
+            KeyedCountingLimit::new(1, 10).observed_by(statistics.clone());
         assert_eq!(status(&layers(&calls)[kind], "/bob", true).await, StatusCode::OK);
         assert_eq!((statistics.snapshot().exempted, calls.len()), (1, 0), "{kind}");
 
@@ -141,4 +142,22 @@ async fn the_observer_of_a_limit_of_calls_is_notified_of_each_exempt_request() {
         assert_eq!(status(&layer, "/bob", true).await, StatusCode::OK);
         assert_eq!(statistics.snapshot().exempted, 2, "{kind}");
     }
+}
+
+/// A cost that is settled later is charged to the key, so the key needs room even if its estimate
+/// is 0. Otherwise requests of new keys would be free while the table is full.
+#[tokio::test]
+async fn a_cost_of_0_needs_room_for_its_key_only_if_it_may_be_settled() {
+    let (users, _, all) = table();
+    users.try_acquire("/alice").unwrap();
+    let layer = RateLimitLayer::keyed(all, user).cost(|_| 0);
+    assert_eq!(status(&layer, "/bob", false).await, StatusCode::OK);
+    let settles = layer.refund_errors();
+    assert_eq!(status(&settles, "/alice", false).await, StatusCode::OK);
+    assert_eq!(status(&settles, "/bob", false).await, StatusCode::SERVICE_UNAVAILABLE);
+
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+    let _alice = calls.try_acquire("/alice").unwrap();
+    let layer = RateLimitLayer::keyed(calls, user).cost(|_| 0);
+    assert_eq!(status(&layer, "/bob", false).await, StatusCode::SERVICE_UNAVAILABLE);
 }
