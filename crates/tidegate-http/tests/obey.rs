@@ -1685,8 +1685,8 @@ fn a_call_that_moves_is_as_old_as_the_clock_of_its_old_limiter_says() {
     assert_eq!(refuse("young"), Some(secs(2)));
 }
 
-/// Bug: a call that was older than the clock of its bucket's limiter began when that clock began. So
-/// its response certainly began a new window of the bucket, with more units than were left.
+/// Bug: a call that was older than the clock of its bucket's limiter began when that clock began.
+/// So its response certainly began a new window of the bucket, with more units than were left.
 #[test]
 fn a_call_that_moves_may_be_older_than_the_clock_of_its_bucket() {
     let (routes, pass) = on_clocks_of_their_own();

@@ -1,7 +1,7 @@
 //! Limits of calls in flight only, as a [`Limit`].
 //!
-//! A counting limit has no reservations, so permits that can be settled are those of a composite. It
-//! has no exemptions either, so a composite grants them, and notifies the observer.
+//! A counting limit has no reservations, so permits that can be settled are those of a composite.
+//! It has no exemptions either, so a composite grants them, and notifies the observer.
 
 use std::fmt;
 use std::hash::Hash;

@@ -335,9 +335,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     /// A cost of 0 takes no permits, except that in an `AllOf` a [default
     /// cost](tidegate::AllOf::default_cost) and a [`CountingLimit`](tidegate::CountingLimit) still
     /// apply. A closed limiter refuses it. A `KeyedCountingLimit` without room for a key refuses it
-    /// as well, and so does a `KeyedAllOf` if the layer may settle the cost, because the key's limits
-    /// must then exist. An [exempt](AllRequest::exempt) request always passes, and its response does
-    /// not report the limits.
+    /// as well, and so does a `KeyedAllOf` if the layer may settle the cost, because the limits of
+    /// the key must then exist. An [exempt](AllRequest::exempt) request always passes, and its
+    /// response does not report the limits.
     ///
     /// # Examples
     ///
