@@ -472,7 +472,7 @@ where
         self.find_hashed(self.hash_of(key), key, work)
     }
 
-    pub(super) fn find_hashed<Q: Matches<K> + ?Sized, T>(
+    pub(crate) fn find_hashed<Q: Matches<K> + ?Sized, T>(
         &self,
         hash: u64,
         key: &Q,

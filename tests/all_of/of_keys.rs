@@ -781,3 +781,116 @@ fn an_exempt_request_is_reported_with_its_permits() -> Result<(), AllRefusal> {
     assert_eq!(*exempted.0.lock().expect("no panic"), [18, 18]);
     Ok(())
 }
+
+/// Returns a limiter of keys with room for one key, which has one permit an hour.
+fn one_an_hour(clock: &ManualClock) -> Users {
+    KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 1), 1, clock.clone())
+}
+
+/// Returns a limiter of keys of one permit a second.
+fn one_a_second(clock: &ManualClock) -> Users {
+    KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), 100, clock.clone())
+}
+
+/// Bug: in shadow mode a key without room got a limiter that stayed in shadow mode for ever.
+#[test]
+fn a_handle_to_a_key_without_room_is_refused_in_shadow_mode_too() -> Result<(), AllRefusal> {
+    let users = one_an_hour(&ManualClock::new());
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users);
+    drop(api.try_acquire("alice")?);
+    users.set_shadow_all(true);
+    let expected = Some(AllRefusal::from_member("user", Refusal::TooManyKeys { limit: 1 }));
+    assert_eq!(api.limiter("bob").err(), expected);
+    assert_eq!(AnyKeyed::<String>::from(api.clone()).limiter("bob").err(), expected);
+    assert!(api.try_acquire("bob").is_ok());
+    Ok(())
+}
+
+/// Bug: a request that had to wait, or that came through an `AnyKeyed`, was refused because a
+/// limiter of keys was closed of which it asked nothing.
+#[test]
+fn a_closed_limiter_of_keys_refuses_no_request_that_asks_nothing_of_it() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let (users, uploads) = (one_a_second(&clock), one_a_second(&clock));
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 10);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users)
+        .with_keyed("uploads", &uploads)
+        .with_keyed_counting("calls", &calls)
+        .default_cost("uploads", 0)
+        .default_cost("calls", 0);
+    let any = AnyKeyed::<String>::from(api.clone());
+    uploads.close();
+    calls.close();
+    drop(api.try_acquire("alice")?);
+    let mut wait = spawn_pending(api.acquire("alice"));
+    let mut reservation = api.reserve("alice", AllRequest::new())?;
+    clock.advance(SECOND);
+    drop(assert_ready_ok!(wait.poll()));
+    clock.advance(SECOND);
+    assert!(reservation.claim());
+    drop(any.try_acquire("bob")?);
+    assert_eq!(assert_ready_ok!(spawn(any.acquire("carol")).poll()).permits(), 1);
+
+    // Requests that ask it are refused, and so are calls for the limiter of a key.
+    for name in ["uploads", "calls"] {
+        let closed = Some(AllRefusal::from_member(name, Refusal::Closed));
+        assert_eq!(api.try_acquire_many("dave", [(name, 1)]).err(), closed);
+        assert_eq!(any.try_acquire_many("dave", [(name, 1)]).err(), closed);
+    }
+    let closed = Some(AllRefusal::from_member("uploads", Refusal::Closed));
+    assert_eq!(api.limiter("dave").err(), closed);
+    Ok(())
+}
+
+/// Bug: each request that asked nothing of a limiter of keys without room for its key waited in a
+/// queue of its own.
+#[test]
+fn the_waiters_of_a_key_share_a_queue_without_room_for_the_key() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let (users, all) = (one_a_second(&clock), bucket(&clock, 1, 5));
+    let uploads = one_an_hour(&clock);
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+    assert_eq!(uploads.try_acquire("zoe")?.permits(), 1);
+    let _held = calls.try_acquire("zoe")?;
+    let bounds = QueueBounds::UNBOUNDED.max_waiters(2);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users)
+        .with("all", &all)
+        .with_keyed("uploads", &uploads)
+        .with_keyed_counting("calls", &calls)
+        .default_cost("uploads", 0)
+        .default_cost("calls", 0)
+        .with_queue_bounds(bounds);
+    drop(api.try_acquire_many("alice", [("all", 5)])?);
+    let mut large = spawn_pending(api.acquire_many("alice", [("all", 5)]));
+    let mut small = spawn_pending(api.acquire_many("alice", [("all", 1)]));
+    let full = |refusal: AllRefusal| matches!(refusal.refusal(), Some(Refusal::QueueFull { .. }));
+    assert!(full(assert_ready_err!(spawn(api.acquire("alice")).poll())));
+    assert!(full(api.reserve("alice", AllRequest::new()).expect_err("a full queue")));
+    let status = api.status("alice");
+    assert_eq!(status.waiting, 2);
+    assert_eq!(status.member("uploads"), Some(uploads.status("alice")));
+    assert_eq!(status.member("calls"), Some(calls.status("alice")));
+
+    // Another key has another queue, also if it asks nothing of any limiter of keys.
+    let bobs = spawn_pending(api.acquire("bob"));
+    assert_eq!((api.status("bob").waiting, api.status("carol").waiting), (1, 0));
+    let of_all = || AllRequest::new().cost("user", 0).cost("all", 1);
+    let carols = [(); 2].map(|()| spawn_pending(api.acquire_many("carol", of_all())));
+    let daves = spawn_pending(api.acquire_many("dave", of_all()));
+    drop((bobs, carols, daves));
+
+    clock.advance(SECOND);
+    assert_pending!(small.poll(), "behind the large one");
+    clock.advance(4 * SECOND);
+    drop(assert_ready_ok!(large.poll()));
+    clock.advance(SECOND);
+    drop(assert_ready_ok!(small.poll()));
+
+    // A request that asks for uploads or calls is not decided in that queue.
+    let _wait = spawn_pending(api.acquire("alice"));
+    for name in ["uploads", "calls"] {
+        let refusal = api.try_acquire_many("alice", [(name, 1)]).expect_err("no room").refusal();
+        assert_eq!(refusal, Some(Refusal::TooManyKeys { limit: 1 }), "{name}");
+    }
+    Ok(())
+}

@@ -1,7 +1,8 @@
 //! The composites of the keys in use, so that all calls for one key share a queue.
 //!
 //! A composite is identified by the numbers of the limiters of its key, and not by the key, so no
-//! code of the key type runs here. A key that was [removed](crate::KeyedRateLimiter::remove) in
+//! code of the key type runs here. Where a key has no limiter, its hash is its number: two keys of
+//! one hash share a queue there, and no limiter. A key that was [removed](crate::KeyedRateLimiter::remove) in
 //! between has a new limiter, and so another composite. The table holds weak handles. Dropping the
 //! last handle to a composite removes its entry, so the table is as large as the number of keys in
 //! use.
@@ -15,8 +16,17 @@ use crate::limiter::shared::Shared;
 use crate::line::deferred::{resume_panic, run};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
-/// The numbers of the limiters that a key has.
-pub(crate) type Numbers = Box<[u64]>;
+/// What identifies the limiter of a key at one member.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Number {
+    /// The number of the limiter that the key has.
+    Limiter(u64),
+    /// The key has no limiter. Its hash leads all of its requests to one placeholder.
+    Placeholder(u64),
+}
+
+/// The numbers of a key, one for each limiter of keys.
+pub(crate) type Numbers = Box<[Number]>;
 
 pub(crate) type Composite<C> = Shared<All<C>, C>;
 
@@ -70,7 +80,7 @@ impl<C: Timer> Composites<C> {
     }
 
     /// Returns the composite of these limiters, if it is in use.
-    pub(crate) fn find(&self, numbers: &[u64]) -> Option<Arc<Composite<C>>> {
+    pub(crate) fn find(&self, numbers: &[Number]) -> Option<Arc<Composite<C>>> {
         lock(&self.table).get(numbers)?.upgrade()
     }
 
@@ -98,7 +108,7 @@ impl<C: Timer> Composites<C> {
     }
 
     /// Removes the entry of a composite that nothing uses any longer.
-    fn forget(&self, numbers: &[u64]) {
+    fn forget(&self, numbers: &[Number]) {
         let mut table = lock(&self.table);
         // Another composite of these limiters may have replaced it.
         if table.get(numbers).is_some_and(|composite| composite.strong_count() == 0)

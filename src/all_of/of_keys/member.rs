@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::all_of::all::Kind;
 use crate::all_of::member::{Member, Wait};
+use crate::all_of::of_keys::composites::Number;
 use crate::clock::Timer;
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
@@ -36,14 +37,21 @@ pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
     /// Returns the limiter of a key, which is in use until the lease is dropped.
     fn lease(&self, key: &Q) -> Result<Lease, Refusal>;
 
-    /// Returns the number of the limiter that a key has now, if it has one.
-    fn number(&self, key: &Q) -> Option<u64>;
+    /// Returns a limiter that is in no table, for requests that this member lets pass without
+    /// permits.
+    fn placeholder(&self, key: &Q) -> Lease;
+
+    /// Returns the number of the limiter that a key has now, or else the number of its placeholder.
+    fn number(&self, key: &Q) -> Number;
 
     fn status(&self, key: &Q) -> Status;
 }
 
 /// The calls for a decision about a key that needs no composite.
 pub(crate) trait InTable<Q: ?Sized> {
+    /// Returns whether a refused request passes, because all keys are in shadow mode.
+    fn passes(&self, refusal: Refusal) -> bool;
+
     /// Returns how long until `n` permits are due, behind all waiters; or why they never will be.
     /// Takes no permits, and adds no key.
     fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
@@ -57,7 +65,7 @@ pub(crate) trait InTable<Q: ?Sized> {
 pub(crate) struct Lease {
     /// Dropped before `leave`, because the table settles a limiter to which it has the only handle.
     pub(crate) kind: Kind,
-    pub(crate) number: u64,
+    pub(crate) number: Number,
     /// Dropping this notifies the table of keys.
     pub(crate) leave: Box<dyn Send + Sync>,
 }
@@ -102,27 +110,29 @@ where
     fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
-        let limiter = table.limiter(key).or_else(|refusal| match refusal {
-            // A member in shadow mode refuses no request.
-            Refusal::TooManyKeys { .. } if table.is_shadow() => {
-                let limiter = table.limiter_outside(key);
-                limiter.set_shadow(true);
-                Ok(limiter)
-            }
-            _ => Err(refusal),
-        })?;
+        let limiter = table.limiter(key)?;
         let number = limiter.shared.number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
-        Ok(Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave })
+        Ok(Lease { kind: Kind::Rate(Arc::new(limiter)), number: Number::Limiter(number), leave })
     }
 
-    fn number(&self, key: &Q) -> Option<u64> {
-        let table = self.limiter.table();
-        match table.find((self.part)(key), |_, _, _| ()) {
-            Found::Limiter(limiter) => Some(limiter.shared.number),
+    fn placeholder(&self, key: &Q) -> Lease {
+        let (table, key) = (self.limiter.table(), (self.part)(key));
+        let limiter = table.limiter_outside(key);
+        limiter.set_shadow(true);
+        let number = Number::Placeholder(table.hash_of(key));
+        Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave: Box::new(()) }
+    }
+
+    fn number(&self, key: &Q) -> Number {
+        let (table, key) = (self.limiter.table(), (self.part)(key));
+        let hash = table.hash_of(key);
+        let shared = match table.find_hashed(hash, key, |_, _, _| ()) {
+            Found::Limiter(limiter) => return Number::Limiter(limiter.shared.number),
             Found::Known(()) => None,
-            Found::Unknown => table.shared().map(|limiter| limiter.shared.number),
-        }
+            Found::Unknown => table.shared(),
+        };
+        shared.map_or(Number::Placeholder(hash), |limiter| Number::Limiter(limiter.shared.number))
     }
 
     fn status(&self, key: &Q) -> Status {
@@ -139,6 +149,10 @@ where
     R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     F: Fn(&Q) -> &R + Send + Sync,
 {
+    fn passes(&self, refusal: Refusal) -> bool {
+        self.limiter.table().passes(refusal)
+    }
+
     fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let predict_wait = |policy: &P, state: &P::State, hold: Option<&Hold>| {
@@ -219,12 +233,21 @@ where
 
     fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
         let lease = self.limit.lease((self.part)(key))?;
-        let number = lease.limit.address() as u64;
+        let number = Number::Limiter(lease.limit.address() as u64);
         Ok(Lease { kind: Kind::Counting(lease.limit), number, leave: Box::new(lease.leave) })
     }
 
-    fn number(&self, key: &Q) -> Option<u64> {
-        Some(self.limit.inspect_known((self.part)(key), CountingLimit::address)? as u64)
+    fn placeholder(&self, key: &Q) -> Lease {
+        let number = Number::Placeholder(self.limit.table().hash_of((self.part)(key)));
+        Lease { kind: Kind::Counting(CountingLimit::new(0)), number, leave: Box::new(()) }
+    }
+
+    fn number(&self, key: &Q) -> Number {
+        let key = (self.part)(key);
+        match self.limit.inspect_known(key, CountingLimit::address) {
+            Some(address) => Number::Limiter(address as u64),
+            None => Number::Placeholder(self.limit.table().hash_of(key)),
+        }
     }
 
     fn status(&self, key: &Q) -> Status {

@@ -30,7 +30,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::composites::{Composites, Numbers};
+use self::composites::{Composites, Number, Numbers};
 use self::member::{ByKey, CountedByKey, InTable, KeyedMember, Lease};
 use crate::all_of::all::{AllCharge, Entry, Kind};
 use crate::all_of::member::Wait;
@@ -49,7 +49,7 @@ use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::pending::Progress;
 use crate::line::rule::Rule;
-use crate::policy::{Policy, Unlimited};
+use crate::policy::Policy;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -79,6 +79,10 @@ use crate::time::Nanos;
 /// The waiters of one key are served first come, first served. The first waiter of each key holds a
 /// position in the queues of the members, like the first waiter of an [`AllOf`]. A key that waits
 /// for its own limit does not block other keys.
+///
+/// A request that asks nothing of a limiter of keys waits without a limiter of its key there, if
+/// there is no room for the key. Later requests that ask for permits of that limiter do not wait
+/// behind it.
 ///
 /// # Cost
 ///
@@ -142,6 +146,13 @@ struct KeyedEntry<Q: ?Sized> {
     member: Arc<dyn KeyedMember<Q>>,
     /// The cost of a request that does not name this member, if it was set.
     cost: Option<u32>,
+}
+
+impl<Q: ?Sized> KeyedEntry<Q> {
+    /// Returns whether a refused request passes, because all keys are in shadow mode.
+    fn passes(&self, refusal: Refusal) -> bool {
+        self.member.in_table().is_some_and(|member| member.passes(refusal))
+    }
 }
 
 /// A limiter of keys that is asked without a composite.
@@ -516,7 +527,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if exempt {
             return self.common.exempt(ask).map(ControlFlow::Break);
         }
-        if let Some(all) = self.in_use(key) {
+        if let Some(all) = self.in_use(key, Some(ask)) {
             return Ok(ControlFlow::Continue(all));
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
@@ -580,7 +591,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         let request = request.into();
         let ask = self.ask(&request)?;
         if let Err(cancelled) = Cancellable::begin() {
-            let in_use = self.in_use(key);
+            let in_use = self.in_use(key, Some(&ask));
             let AllOf { shared, .. } = in_use.as_ref().unwrap_or(&self.common);
             shared.report(|events| events.cancelled(shared.rule.permits(&ask), Duration::ZERO));
             return Err(cancelled.into());
@@ -667,13 +678,14 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     /// Returns the [`AllOf`] of one key for a request, if one is given. A limiter of keys that has
-    /// no room for the key is not needed if the request asks nothing of it.
+    /// no limiter for the key is not needed if the request asks nothing of it, or if all of its
+    /// keys are in shadow mode.
     fn limiter_for(&self, key: &Q, ask: Option<&Weights>) -> Result<AllOf<C>, AllRefusal> {
-        let asked =
-            |index: usize| ask.is_none_or(|ask| ask[self.common.shared.rule.members.len() + index] > 0);
         let lease = |(index, entry): (usize, &KeyedEntry<Q>)| {
-            entry.member.lease(key).or_else(|refusal| match refusal {
-                Refusal::TooManyKeys { .. } if !asked(index) => Ok(self.placeholder(entry)),
+            entry.member.lease(key).or_else(|refusal| match ask {
+                Some(ask) if self.of_key(ask)[index] == 0 || entry.passes(refusal) => {
+                    Ok(entry.member.placeholder(key))
+                }
                 _ => Err(refused(&entry.name, refusal)),
             })
         };
@@ -708,11 +720,11 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// key if that is in use, or else one with placeholder limits instead of the limits of the key.
     /// So no key is added.
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
-        self.in_use(key).unwrap_or_else(|| {
+        self.in_use(key, None).unwrap_or_else(|| {
             let common = &self.common.shared;
             let placeholder = |of: &KeyedEntry<Q>| Entry {
                 name: of.name.clone(),
-                kind: self.placeholder(of).kind,
+                kind: of.member.placeholder(key).kind,
                 cost: of.cost,
             };
             let members =
@@ -720,20 +732,6 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             let all = AllOf::observed_by(self.events.clone(), members, None, common.clock.clone());
             AllOf { ones: self.ones.clone(), ..all }
         })
-    }
-
-    /// Returns a limiter that no table has, for a request that takes no permits of it. It is a rate
-    /// limiter if the number of a request applies to the limiter of keys.
-    fn placeholder(&self, of: &KeyedEntry<Q>) -> Lease {
-        if of.member.in_table().is_some() {
-            let limiter = RateLimiter::with_clock(Unlimited, self.common.shared.clock.clone());
-            let number = limiter.shared.number;
-            return Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave: Box::new(()) };
-        }
-        let limit = CountingLimit::new(0);
-        let number = limit.address() as u64;
-        // The limit lives as long as its number is used.
-        Lease { kind: Kind::Counting(limit.clone()), number, leave: Box::new(limit) }
     }
 
     /// Closes the [`AllOf`] of each key, including those created later. All waiting requests, and
@@ -769,27 +767,38 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// key. See [`AllOf::status`].
     #[must_use]
     pub fn status(&self, key: &Q) -> AllStatus {
-        if let Some(all) = self.in_use(key) {
-            return all.status();
-        }
-        let mut status = self.common.status();
+        let in_use = self.in_use(key, None);
+        let mut status = in_use.as_ref().unwrap_or(&self.common).status();
         let keyed = self.keyed.iter().map(|entry| (entry.name.clone(), entry.member.status(key)));
+        // A composite may have placeholders instead of limiters of the key.
+        status.members.truncate(self.common.shared.rule.members.len());
         status.members.extend(keyed);
         status
     }
 
-    /// Returns the composite of a key, if a waiting request or a handle uses it.
-    fn in_use(&self, key: &Q) -> Option<AllOf<C>> {
+    /// Returns the composite of a key, if a waiting request or a handle uses it, and if it can
+    /// decide the request that is given.
+    fn in_use(&self, key: &Q, ask: Option<&Weights>) -> Option<AllOf<C>> {
         if self.composites.is_empty() {
             return None;
         }
-        let numbers = self.keyed.iter().map(|entry| entry.member.number(key)).collect::<Option<Numbers>>()?;
+        let number = |(index, entry): (usize, &KeyedEntry<Q>)| match entry.member.number(key) {
+            // A placeholder does not decide about permits.
+            Number::Placeholder(_) if ask.is_some_and(|ask| self.of_key(ask)[index] > 0) => None,
+            number => Some(number),
+        };
+        let numbers = self.keyed.iter().enumerate().map(number).collect::<Option<Numbers>>()?;
         let shared = self.composites.find(&numbers)?;
         Some(AllOf { shared, ones: self.ones.clone() })
     }
 
+    /// Returns how many permits a request asks of each limiter of keys.
+    fn of_key<'a>(&self, ask: &'a Weights) -> &'a [u32] {
+        &ask[self.common.shared.rule.members.len()..]
+    }
+
     fn try_ask(&self, key: &Q, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        if let Some(all) = self.in_use(key) {
+        if let Some(all) = self.in_use(key, Some(ask)) {
             return all.attempt(ask);
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
@@ -828,7 +837,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return None;
         }
         let rule = &self.common.shared.rule;
-        let asked = self.keyed.iter().zip(&ask[rule.members.len()..]).filter(|(_, n)| **n > 0);
+        let asked = self.keyed.iter().zip(self.of_key(ask)).filter(|(_, n)| **n > 0);
         let mut asked = asked.map(|(entry, n)| (entry, *n));
         let of_key = match asked.next() {
             Some((entry, n)) => Some(OfKey { name: &entry.name, member: entry.member.in_table()?, n }),
