@@ -29,6 +29,24 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
         self.limiter(key)
     }
 
+    /// Takes the permits of a request from this key now, or refuses. Defaults to a call of
+    /// [`limiter_for`](KeyedLimiter::limiter_for).
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    fn try_acquire(&self, key: K, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.limiter_for(key, request)?.0.try_acquire(request)
+    }
+
+    /// Like [`try_acquire`](KeyedLimiter::try_acquire), without blocking the thread.
+    fn acquire_now(&self, key: K, request: &AllRequest<'_>) -> AcquireAny {
+        match self.limiter_for(key, request) {
+            Ok(limiter) => limiter.0.acquire_now(request),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
     /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
     /// limiter was open.
     fn close(&self) -> bool;
@@ -136,8 +154,7 @@ impl<K: 'static> AnyKeyed<K> {
         key: impl Into<K>,
         request: impl Into<AllRequest<'a>>,
     ) -> Result<AllPermits, AllRefusal> {
-        let request = request.into();
-        self.0.limiter_for(key.into(), &request)?.try_acquire_many(request)
+        self.0.try_acquire(key.into(), &request.into())
     }
 
     /// Takes the permits of a request from a key now, or refuses, like [`AnyLimiter::acquire_now`]:
@@ -147,11 +164,7 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// An [`AllRefusal`]; then the request took nothing.
     pub fn acquire_now<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
-        let request = request.into();
-        match self.0.limiter_for(key.into(), &request) {
-            Ok(limiter) => limiter.acquire_now(request),
-            Err(refusal) => AcquireAny::ready(Err(refusal)),
-        }
+        self.0.acquire_now(key.into(), &request.into())
     }
 
     /// Waits for one permit of each limit of a key.
@@ -241,7 +254,7 @@ mod of_this_process {
     use std::borrow::Borrow;
     use std::hash::Hash;
 
-    use super::{AllRefusal, AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, fmt};
+    use super::{AcquireAny, AllPermits, AllRefusal, AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, fmt};
     use crate::all_of::KeyedAllOf;
     use crate::any_limiter::OfKey;
     use crate::any_limiter::counting::of_key;
@@ -281,6 +294,15 @@ mod of_this_process {
 
         fn limiter_for(&self, key: Q::Owned, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
             Ok(self.for_request(key.borrow(), request)?.into())
+        }
+
+        // A request that is decided at once needs no limiter of its key.
+        fn try_acquire(&self, key: Q::Owned, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+            self.try_acquire_many(key.borrow(), request.clone())
+        }
+
+        fn acquire_now(&self, key: Q::Owned, request: &AllRequest<'_>) -> AcquireAny {
+            AcquireAny::ready(self.try_acquire_many(key.borrow(), request.clone()))
         }
 
         fn close(&self) -> bool {

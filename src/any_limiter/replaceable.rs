@@ -226,6 +226,14 @@ impl<K: 'static> KeyedLimiter<K> for Replaceable<AnyKeyed<K>> {
         self.current().0.limiter_for(key, request)
     }
 
+    fn try_acquire(&self, key: K, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.current().0.try_acquire(key, request)
+    }
+
+    fn acquire_now(&self, key: K, request: &AllRequest<'_>) -> AcquireAny {
+        self.current().0.acquire_now(key, request)
+    }
+
     fn close(&self) -> bool {
         self.close_current(|limiter| Ok::<_, Infallible>(limiter.close()))
             .unwrap_or_else(|never| match never {})

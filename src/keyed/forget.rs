@@ -262,8 +262,21 @@ where
         })
     }
 
-    /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot a key.
+    /// Forgets keys to make room for a new one. Returns whether it forgot a key.
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
+        self.forget_idle(now, removed)
+            || matches!(self.when_full, WhenKeysFull::EvictLeastUsed)
+                && self.evict_least_used(hash, now, removed)
+    }
+
+    /// Returns whether there is room for a new key, if necessary after forgetting other keys, but
+    /// no key in use.
+    pub(crate) fn has_or_finds_room(&self) -> bool {
+        self.has_room() || !self.is_closed() && self.forget_idle(self.clock.now(), &mut Removed::new())
+    }
+
+    /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot a key.
+    fn forget_idle(&self, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for _ in self.turns() {
             // `fetch_add` gives each search its own turn at any ordering.
             if self.make_room_at(self.search_count.fetch_add(1, Ordering::Relaxed), now, removed) {
@@ -272,7 +285,7 @@ where
             }
             self.in_vain.fetch_add(1, Ordering::Relaxed);
         }
-        matches!(self.when_full, WhenKeysFull::EvictLeastUsed) && self.evict_least_used(hash, now, removed)
+        false
     }
 
     /// Forgets keys at the slots of one turn. Returns whether it forgot a key.

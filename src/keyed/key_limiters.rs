@@ -6,6 +6,7 @@ use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::WhenKeysFull;
 use super::key_ref::KeyRef;
 use super::table::{Found, Step, Table};
 use super::terms::Terms;
@@ -90,6 +91,21 @@ where
     /// Returns the limiter of a key, or the shared limiter if there is no room.
     pub(crate) fn limiter<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> Result<RateLimiter<P, C>, Refusal> {
         self.or_shared(self.own_limiter(key), |shared| shared)
+    }
+
+    /// Returns the limiter of a key like [`limiter`](Table::limiter), but no key in use makes room
+    /// for the key.
+    pub(crate) fn limiter_in_room<Q: KeyRef<K> + ?Sized>(
+        &self,
+        key: &Q,
+    ) -> Result<RateLimiter<P, C>, Refusal> {
+        if self.when_full == WhenKeysFull::EvictLeastUsed
+            && matches!(self.find(key, |_, _, _| ()), Found::Unknown)
+            && !self.has_or_finds_room()
+        {
+            return Err(self.no_room());
+        }
+        self.limiter(key)
     }
 
     /// Returns the limiter of a key for one call.

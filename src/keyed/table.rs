@@ -437,6 +437,17 @@ where
         (self.may_share() && !self.can_make_room(self.clock.now())).then_some(&self.overflow.limiter)
     }
 
+    /// Returns the limiter that decides about a new key without room, or the refusal of the key;
+    /// `None` if the key has or finds room. Forgets only idle keys.
+    pub(crate) fn instead_of_new(&self) -> Option<Result<&RateLimiter<P, C>, Refusal>> {
+        match self.when_full {
+            WhenKeysFull::EvictLeastUsed => None,
+            _ if self.has_or_finds_room() => None,
+            WhenKeysFull::ShareOne => Some(Ok(&self.overflow.limiter)),
+            WhenKeysFull::RefuseNew => Some(Err(self.no_room())),
+        }
+    }
+
     /// Takes what a request asks for from a key that may be new, or returns the key limiter that
     /// must decide. Reports nothing.
     pub(crate) fn attempt<Q: KeyRef<K> + ?Sized>(
@@ -633,7 +644,7 @@ where
         Err(self.no_room())
     }
 
-    fn no_room(&self) -> Refusal {
+    pub(super) fn no_room(&self) -> Refusal {
         if self.is_closed() { Refusal::Closed } else { Refusal::TooManyKeys { limit: self.max_keys } }
     }
 

@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, Events, FixedWindow,
     KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal,
-    Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
+    Replaceable, Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 
 type Users = KeyedRateLimiter<String, TokenBucket, ManualClock>;
 
@@ -893,4 +893,158 @@ fn the_waiters_of_a_key_share_a_queue_without_room_for_the_key() -> Result<(), A
         assert_eq!(refusal, Some(Refusal::TooManyKeys { limit: 1 }), "{name}");
     }
     Ok(())
+}
+
+/// Bug: a request that had to wait replaced a key in use of a limiter of which it asked nothing.
+#[test]
+fn no_key_makes_room_for_a_request_that_asks_nothing_of_it() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let users = one_a_second(&clock);
+    for when_full in [WhenKeysFull::EvictLeastUsed, WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne] {
+        let uploads = one_an_hour(&clock).when_full(when_full);
+        let api: KeyedAllOf<str, _> =
+            KeyedAllOf::new("user", &users).with_keyed("uploads", &uploads).default_cost("uploads", 0);
+        assert!(uploads.try_acquire("bob").is_ok());
+        clock.advance(SECOND);
+        drop(api.try_acquire("alice")?);
+        let mut wait = spawn_pending(api.acquire("alice"));
+        let _reservation = api.reserve("carol", AllRequest::new())?;
+        clock.advance(SECOND);
+        drop(assert_ready_ok!(wait.poll()));
+        assert!(uploads.try_acquire("bob").is_err(), "{when_full:?}");
+
+        // An idle key makes room, so requests that ask nothing of it share a queue with the others.
+        clock.advance(Duration::from_secs(3600));
+        drop(api.try_acquire("alice")?);
+        let _first = spawn_pending(api.acquire("alice"));
+        let _second = spawn_pending(api.acquire_many("alice", [("uploads", 1)]));
+        assert_eq!(api.status("alice").waiting, 2, "{when_full:?}");
+    }
+    Ok(())
+}
+
+/// Bug: a refused request replaced a key in use, unless it asked only one limiter of keys, and not
+/// through an `AnyKeyed`.
+#[test]
+fn no_key_makes_room_for_a_request_that_is_refused() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let uploads = one_an_hour(&clock).when_full(WhenKeysFull::EvictLeastUsed);
+    let (users, all) = (one_a_second(&clock), bucket(&clock, 1, 1));
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 10);
+    let statistics = Arc::new(Statistics::new());
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users)
+        .with("all", &all)
+        .with_keyed("uploads", &uploads)
+        .with_keyed_counting("calls", &calls)
+        .observed_by(statistics.clone());
+    let any = AnyKeyed::<String>::from(api.clone());
+    let replaceable = AnyKeyed::from(Replaceable::new(any.clone()));
+    assert!(uploads.try_acquire("bob").is_ok());
+    let check = |request: &AllRequest<'static>, expected: &str| {
+        let refused = statistics.snapshot().refused();
+        let answers = [
+            api.try_acquire_many("carol", request.clone()).err(),
+            any.try_acquire_many("carol", request.clone()).err(),
+            replaceable.try_acquire_many("carol", request.clone()).err(),
+            assert_ready!(spawn(any.acquire_now("carol", request.clone())).poll()).err(),
+            assert_ready!(spawn(replaceable.acquire_now("carol", request.clone())).poll()).err(),
+        ];
+        for answer in answers {
+            assert_eq!(answer.map(|refusal| refusal.to_string()).as_deref(), Some(expected));
+        }
+        assert_eq!(statistics.snapshot().refused(), refused + 5);
+        assert_eq!(uploads.status("bob").available, 0, "{expected}");
+    };
+    let requests = || [AllRequest::new(), Request::up_to(1).into(), AllRequest::new().cost("user", 0)];
+    // Refused for good.
+    let never = [
+        (AllRequest::from(1000), "all: 1000 permits requested, the limit is 1"),
+        (AllRequest::new().cost("uploads", 2), "uploads: 2 permits requested, the limit is 1"),
+        (AllRequest::new().cost("calls", 2), "calls: 2 permits requested, the limit is 1"),
+        (AllRequest::from(0).cost("calls", 0), "all: 0 permits requested, at least 1 is needed"),
+    ];
+    for (request, expected) in never {
+        check(&request, expected);
+        assert_eq!(api.reserve("carol", request.clone()).unwrap_err().to_string(), expected);
+        let refusal = assert_ready_err!(spawn(any.acquire_many("carol", request.clone())).poll());
+        assert_eq!(refusal.to_string(), expected);
+        let refusal = assert_ready_err!(spawn(api.acquire_many("carol", request)).poll());
+        assert_eq!(refusal.to_string(), expected);
+        assert_eq!(uploads.status("bob").available, 0, "{expected}");
+    }
+    // Refused for now.
+    let held = calls.try_acquire("carol").expect("a call");
+    requests().iter().for_each(|request| check(request, "calls: the only permit is in use"));
+    drop(held);
+    uploads.pause_all_for(SECOND);
+    requests().iter().for_each(|request| check(request, "uploads: paused, retry after 3601s"));
+    uploads.resume_all();
+    all.drain();
+    requests().iter().for_each(|request| check(request, "all: limited, retry after 1s"));
+
+    // Refused for lack of room.
+    let held: Vec<_> = (0..10).map(|key| calls.try_acquire(&key.to_string()).expect("room")).collect();
+    requests()
+        .iter()
+        .for_each(|request| check(request, "calls: no room for a new key, all 10 keys are limited"));
+    assert!(api.reserve("carol", 1).is_err());
+    assert!(assert_ready!(spawn(api.acquire("carol")).poll()).is_err());
+    assert_eq!(uploads.status("bob").available, 0);
+    drop(held);
+
+    // A granted request replaces the key, and so does one that waits.
+    let mut wait = spawn_pending(any.acquire("carol"));
+    assert_eq!(uploads.status("bob").available, 1);
+    clock.advance(SECOND);
+    drop(assert_ready_ok!(wait.poll()));
+    drop(wait);
+    clock.advance(SECOND);
+    drop(any.try_acquire("bob")?);
+    assert_eq!(uploads.status("carol").available, 1);
+    Ok(())
+}
+
+/// Bug: a request for a key without room was refused with a time at which there would be no room.
+#[test]
+fn a_request_for_a_key_without_room_is_told_so_at_once() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let (users, all) = (one_an_hour(&clock), bucket(&clock, 1, 1));
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("all", &all);
+    drop(api.try_acquire("bob")?);
+    let expected = || Some(AllRefusal::from_member("user", Refusal::TooManyKeys { limit: 1 }));
+    assert_eq!(api.try_acquire("new").err(), expected());
+    clock.advance(SECOND);
+    users.pause_all_for(SECOND);
+    assert_eq!(api.try_acquire("new").err(), expected());
+    users.resume_all();
+    // A request that can never be granted, or in shadow mode, is not refused for lack of room.
+    let never = api.try_acquire_many("new", 2).expect_err("more than the limit");
+    assert!(!never.may_retry());
+    users.set_shadow_all(true);
+    drop(api.try_acquire("new")?);
+    users.set_shadow_all(false);
+    // An idle key makes room.
+    all.drain();
+    clock.advance(Duration::from_secs(3600));
+    drop(api.try_acquire("new")?);
+    Ok(())
+}
+
+/// Bug: with `ShareOne`, each refused request searched the same slots for room.
+#[test]
+fn refused_requests_find_the_only_idle_key() {
+    let clock = ManualClock::new();
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne] {
+        let policy = TokenBucket::new(Rate::per_hour(1), 10);
+        let users =
+            KeyedRateLimiter::<u32, _, _>::with_clock(policy, 20_000, clock.clone()).when_full(when_full);
+        let api: KeyedAllOf<u32, _> = KeyedAllOf::new("user", &users);
+        assert!((0..19_999).all(|key| users.try_acquire_many(&key, 10).is_ok()));
+        assert!(users.try_acquire(&20_000).is_ok());
+        // Uses up the limiter that keys share.
+        let _ = users.try_acquire_many(&20_001, 10);
+        clock.advance(Duration::from_secs(3600));
+        let granted = |_| api.try_acquire_many(&20_001, 2).is_ok();
+        assert!((0..400).any(granted), "{when_full:?}");
+    }
 }

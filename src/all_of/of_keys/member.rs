@@ -34,8 +34,9 @@ pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
     /// use cannot, because its permits belong to the limiter of the key.
     fn in_table(&self) -> Option<&dyn InTable<Q>>;
 
-    /// Returns the limiter of a key, which is in use until the lease is dropped.
-    fn lease(&self, key: &Q) -> Result<Lease, Refusal>;
+    /// Returns the limiter of a key, which is in use until the lease is dropped. Unless it is
+    /// `asked` for permits, no other key in use makes room for the key.
+    fn lease(&self, key: &Q, asked: bool) -> Result<Lease, Refusal>;
 
     /// Returns a limiter that is in no table, for requests that this member lets pass without
     /// permits.
@@ -44,6 +45,10 @@ pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
     /// Returns the number of the limiter that a key has now, or else the number of its placeholder.
     fn number(&self, key: &Q) -> Number;
 
+    /// Returns how long until `n` permits are due, behind all waiters; or why they never will be,
+    /// or that they are in use. Takes no permits, and adds no key.
+    fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
+
     fn status(&self, key: &Q) -> Status;
 }
 
@@ -51,10 +56,6 @@ pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
 pub(crate) trait InTable<Q: ?Sized> {
     /// Returns whether a refused request passes, because all keys are in shadow mode.
     fn passes(&self, refusal: Refusal) -> bool;
-
-    /// Returns how long until `n` permits are due, behind all waiters; or why they never will be.
-    /// Takes no permits, and adds no key.
-    fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
 
     /// Takes `n` permits now, or none. Notifies no observer. Sets `left`, if given, to what this
     /// leaves. Returns whether it took permits: in shadow mode it may let the request pass without.
@@ -107,10 +108,10 @@ where
         Some(self)
     }
 
-    fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
+    fn lease(&self, key: &Q, asked: bool) -> Result<Lease, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
-        let limiter = table.limiter(key)?;
+        let limiter = if asked { table.limiter(key)? } else { table.limiter_in_room(key)? };
         let number = limiter.shared.number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
         Ok(Lease { kind: Kind::Rate(Arc::new(limiter)), number: Number::Limiter(number), leave })
@@ -135,24 +136,6 @@ where
         shared.map_or(Number::Placeholder(hash), |limiter| Number::Limiter(limiter.shared.number))
     }
 
-    fn status(&self, key: &Q) -> Status {
-        self.limiter.table().status((self.part)(key))
-    }
-}
-
-impl<Q, K, P, C, R, F> InTable<Q> for ByKey<K, P, C, R, F>
-where
-    Q: ?Sized,
-    K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
-    P: Policy + Clone,
-    C: Timer + Clone,
-    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    F: Fn(&Q) -> &R + Send + Sync,
-{
-    fn passes(&self, refusal: Refusal) -> bool {
-        self.limiter.table().passes(refusal)
-    }
-
     fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let predict_wait = |policy: &P, state: &P::State, hold: Option<&Hold>| {
@@ -173,8 +156,9 @@ where
             Found::Known(answer) => answer,
             Found::Limiter(limiter) => predict_wait_at(&limiter),
             Found::Unknown if table.is_closed() => Err(Refusal::Closed),
-            Found::Unknown => match table.shared() {
-                Some(limiter) => predict_wait_at(limiter),
+            Found::Unknown => match table.instead_of_new() {
+                Some(Ok(limiter)) => predict_wait_at(limiter),
+                Some(Err(no_room)) => table.unknown(key, predict_wait).and(Err(no_room)),
                 None => table.unknown(key, predict_wait),
             },
         };
@@ -183,6 +167,24 @@ where
             _ if table.is_shadow() => Ok(Wait::NONE),
             wait => wait,
         }
+    }
+
+    fn status(&self, key: &Q) -> Status {
+        self.limiter.table().status((self.part)(key))
+    }
+}
+
+impl<Q, K, P, C, R, F> InTable<Q> for ByKey<K, P, C, R, F>
+where
+    Q: ?Sized,
+    K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+    P: Policy + Clone,
+    C: Timer + Clone,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    F: Fn(&Q) -> &R + Send + Sync,
+{
+    fn passes(&self, refusal: Refusal) -> bool {
+        self.limiter.table().passes(refusal)
     }
 
     fn take(
@@ -231,7 +233,7 @@ where
         None
     }
 
-    fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
+    fn lease(&self, key: &Q, _asked: bool) -> Result<Lease, Refusal> {
         let lease = self.limit.lease((self.part)(key))?;
         let number = Number::Limiter(lease.limit.address() as u64);
         Ok(Lease { kind: Kind::Counting(lease.limit), number, leave: Box::new(lease.leave) })
@@ -248,6 +250,21 @@ where
             Some(address) => Number::Limiter(address as u64),
             None => Number::Placeholder(self.limit.table().hash_of(key)),
         }
+    }
+
+    fn predict_wait(&self, key: &Q, n: u32, _priority: i8) -> Result<Wait, Refusal> {
+        if self.limit.is_closed() {
+            return Err(Refusal::Closed);
+        }
+        let key = (self.part)(key);
+        let wait = |limit: &CountingLimit| {
+            limit.check(n)?;
+            if limit.available() < n { Err(limit.in_use()) } else { Ok(Wait::NONE) }
+        };
+        self.limit.inspect_known(key, wait).unwrap_or_else(|| {
+            self.limit.table().check_room()?;
+            self.limit.inspect_limit(key, wait)
+        })
     }
 
     fn status(&self, key: &Q) -> Status {

@@ -5,6 +5,7 @@
 //! | case | how a request for a key is decided |
 //! |---|---|
 //! | no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
+//! | no request waits for this key, and the request is refused | by a look at each member, so no key makes room for it |
 //! | the request asks several limiters of keys, or asks for permits in use of its key, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
 //! | other requests wait for this key | by the [`AllOf`] in which they wait |
 //!
@@ -531,7 +532,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return Ok(ControlFlow::Continue(all));
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
-            Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
+            Some(Err(refusal)) if !may_wait(&refusal) => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.report_end(ask, Ok(permits)).map(ControlFlow::Break),
             // No observer is notified: the request waits now.
             Some(Err(_)) | None => match self.limiter_for(key, Some(ask)) {
@@ -651,12 +652,18 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     fn for_ask(&self, key: &Q, ask: &Weights, exempt: bool) -> Result<AllOf<C>, AllRefusal> {
-        match exempt {
-            true => Ok(self.for_exempt(key)),
-            // A refusal needs no room for its key.
-            false if self.is_closed() => self.refuse(key, ask, Refusal::Closed.into()),
-            false => self.limiter_for(key, Some(ask)).or_else(|refusal| self.refuse(key, ask, refusal)),
+        if exempt {
+            return Ok(self.for_exempt(key));
         }
+        if let Some(all) = self.in_use(key, Some(ask)) {
+            return Ok(all);
+        }
+        // A request that cannot wait needs no room for its key.
+        let answer = match self.common.shared.or_report_cancelled(ask, || self.check_available(key, ask)) {
+            Err(refusal) if !may_wait(&refusal) => Err(refusal),
+            _ => self.limiter_for(key, Some(ask)),
+        };
+        answer.or_else(|refusal| self.refuse(key, ask, refusal))
     }
 
     /// Returns the [`AllOf`] of one key, with all of its methods. All calls for this key wait in
@@ -682,11 +689,13 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// keys are in shadow mode.
     fn limiter_for(&self, key: &Q, ask: Option<&Weights>) -> Result<AllOf<C>, AllRefusal> {
         let lease = |(index, entry): (usize, &KeyedEntry<Q>)| {
-            entry.member.lease(key).or_else(|refusal| match ask {
-                Some(ask) if self.of_key(ask)[index] == 0 || entry.passes(refusal) => {
+            let asked = ask.is_none_or(|ask| self.of_key(ask)[index] > 0);
+            entry.member.lease(key, asked).or_else(|refusal| {
+                if !asked || ask.is_some() && entry.passes(refusal) {
                     Ok(entry.member.placeholder(key))
+                } else {
+                    Err(refused(&entry.name, refusal))
                 }
-                _ => Err(refused(&entry.name, refusal)),
             })
         };
         let leases: Vec<Lease> = self.keyed.iter().enumerate().map(lease).collect::<Result<_, _>>()?;
@@ -792,6 +801,11 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Some(AllOf { shared, ones: self.ones.clone() })
     }
 
+    /// Returns the limiters of keys that a request asks for permits, and how many.
+    fn asked_of_key<'a>(&'a self, ask: &'a Weights) -> impl Iterator<Item = (&'a KeyedEntry<Q>, u32)> {
+        self.keyed.iter().zip(self.of_key(ask).iter().copied()).filter(|(_, n)| *n > 0)
+    }
+
     /// Returns how many permits a request asks of each limiter of keys.
     fn of_key<'a>(&self, ask: &'a Weights) -> &'a [u32] {
         &ask[self.common.shared.rule.members.len()..]
@@ -830,15 +844,15 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Takes without a composite, now or not at all. Returns `None` if a composite is needed.
     fn take_now(&self, key: &Q, ask: &Weights) -> Option<Result<AllPermits, AllRefusal>> {
-        if self.is_closed() {
-            return Some(Err(Refusal::Closed.into()));
+        // A refused request needs no room for its key.
+        if let Err(refusal) = self.check_available(key, ask) {
+            return Some(Err(refusal));
         }
         if ask.as_many.is_some() {
             return None;
         }
         let rule = &self.common.shared.rule;
-        let asked = self.keyed.iter().zip(self.of_key(ask)).filter(|(_, n)| **n > 0);
-        let mut asked = asked.map(|(entry, n)| (entry, *n));
+        let mut asked = self.asked_of_key(ask);
         let of_key = match asked.next() {
             Some((entry, n)) => Some(OfKey { name: &entry.name, member: entry.member.in_table()?, n }),
             None => None,
@@ -846,9 +860,6 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         // With two limiters of keys, what the outer one has taken could not be put back.
         if asked.next().is_some() {
             return None;
-        }
-        if let Err(refusal) = self.check_available(key, ask, of_key.as_ref()) {
-            return Some(Err(refusal));
         }
         let (mut charge, mut by_key, mut left, mut passed) = (AllCharge::default(), None, None, None);
         let took = rule.take_then(ask, &mut charge, &mut || {
@@ -869,21 +880,19 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Some(took.map(granted).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
             // equal call would be granted by now, this refusal counts.
-            self.check_available(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
+            self.check_available(key, ask).err().unwrap_or_else(|| match by_key {
                 Some(name) => refused(name, refusal),
                 None => rule.blame(ask, refusal),
             })
         }))
     }
 
-    /// Checks whether all members have enough permits, and takes none. If several members refuse
-    /// for now, the refusal names the member that is ready last.
-    fn check_available(
-        &self,
-        key: &Q,
-        ask: &Weights,
-        of_key: Option<&OfKey<'_, Q>>,
-    ) -> Result<(), AllRefusal> {
+    /// Checks whether this is open and all members have enough permits, and takes none. If several
+    /// members refuse for now, the refusal names the member that is ready last.
+    fn check_available(&self, key: &Q, ask: &Weights) -> Result<(), AllRefusal> {
+        if self.is_closed() {
+            return Err(Refusal::Closed.into());
+        }
         if ask.iter().all(|n| *n == 0) {
             return Err(refused(self.entries().next().unwrap_or(&"".into()), Refusal::ZeroPermits));
         }
@@ -891,14 +900,16 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         common().try_for_each(|(entry, n)| {
             entry.check(*n, ask.priority).map_err(|refusal| refused(&entry.name, refusal))
         })?;
-        let of_key = match of_key {
-            Some(OfKey { name, member, n }) => {
-                let wait = member.predict_wait(key, *n, ask.priority);
-                Some((wait.map_err(|refusal| refused(name, refusal))?, *name))
+        let (mut of_key, mut in_use) = ((Wait::NONE, None), None);
+        for (entry, n) in self.asked_of_key(ask) {
+            match entry.member.predict_wait(key, n, ask.priority) {
+                Ok(wait) if wait.time > Nanos::ZERO && wait > of_key.0 => of_key = (wait, Some(&entry.name)),
+                Ok(_) => {}
+                Err(refusal @ Refusal::InUse { .. }) => in_use = in_use.or(Some((&entry.name, refusal))),
+                Err(refusal) => return Err(refused(&entry.name, refusal)),
             }
-            None => None,
-        };
-        let (mut last, mut name) = (Wait::NONE, None);
+        }
+        let mut last = (Wait::NONE, None);
         for (entry, n) in common() {
             let wait = match &entry.kind {
                 Kind::Counting(limit) if limit.available() < *n => {
@@ -907,16 +918,17 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
                 Kind::Counting(_) => Wait::NONE,
                 Kind::Rate(member) => member.predict_wait(*n, ask.priority),
             };
-            if wait.time > Nanos::ZERO && wait > last {
-                (last, name) = (wait, Some(&entry.name));
+            if wait.time > Nanos::ZERO && wait > last.0 {
+                last = (wait, Some(&entry.name));
             }
         }
-        match of_key
-            .filter(|(wait, _)| wait.time > Nanos::ZERO && *wait > last)
-            .or(name.map(|name| (last, name)))
-        {
-            None => Ok(()),
-            Some((wait, name)) => Err(refused(name, wait.refusal())),
+        if let Some((name, refusal)) = in_use {
+            return Err(refused(name, refusal));
+        }
+        // Of several members that are ready last, the first one counts.
+        match if of_key.0 > last.0 { of_key } else { last } {
+            (wait, Some(name)) => Err(refused(name, wait.refusal())),
+            (_, None) => Ok(()),
         }
     }
 
@@ -952,6 +964,11 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         ask.set_costs(request, rates(common).chain(keyed), find)?;
         Ok(ask)
     }
+}
+
+/// Returns whether a request that is refused now may wait instead.
+fn may_wait(refusal: &AllRefusal) -> bool {
+    refusal.may_retry() && !matches!(refusal.refusal(), Some(Refusal::TooManyKeys { .. }))
 }
 
 fn refused(name: &Name, refusal: Refusal) -> AllRefusal {

@@ -481,8 +481,12 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     }
 
     /// Calls `ask` with the limit of a key, or with the limit that a new key would have.
-    fn inspect_limit<Q: KeyRef<K> + ?Sized, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T {
-        self.inspect_known(key, ask).unwrap_or_else(|| {
+    pub(crate) fn inspect_limit<Q: KeyRef<K> + ?Sized, T>(
+        &self,
+        key: &Q,
+        ask: impl Fn(&CountingLimit) -> T,
+    ) -> T {
+        self.inspect_known(key, &ask).unwrap_or_else(|| {
             if self.is_closed() {
                 let limit = CountingLimit::new(0);
                 limit.close();
@@ -498,7 +502,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     pub(crate) fn inspect_known<Q: Matches<K> + Hash + ?Sized, T>(
         &self,
         key: &Q,
-        ask: fn(&CountingLimit) -> T,
+        ask: impl Fn(&CountingLimit) -> T,
     ) -> Option<T> {
         let hash = self.limits.hash_of(key);
         lock(self.limits.shard(hash)).keys.find(hash, key).map(ask)

@@ -164,7 +164,7 @@ impl<K: Hash + Eq> Limits<K> {
                 Step::Room => {
                     tries += 1;
                     if tries > TRIES || !self.make_room(&mut removed) {
-                        break Err(Refusal::TooManyKeys { limit: self.max_keys });
+                        break Err(self.no_room());
                     }
                 }
             }
@@ -222,6 +222,21 @@ impl<K: Hash + Eq> Limits<K> {
             }
         }
         removed.len() > before
+    }
+
+    /// Checks whether there is room for a new key, if necessary after forgetting keys that are no
+    /// longer in use.
+    pub(crate) fn check_room(&self) -> Result<(), Refusal> {
+        let (mut removed, mut panic) = (Vec::new(), None);
+        // Relaxed: a snapshot.
+        let has_room = self.count.load(Ordering::Relaxed) < self.max_keys || self.make_room(&mut removed);
+        drop_each(&mut panic, removed.into_iter());
+        resume_panic(panic);
+        if has_room { Ok(()) } else { Err(self.no_room()) }
+    }
+
+    fn no_room(&self) -> Refusal {
+        Refusal::TooManyKeys { limit: self.max_keys }
     }
 
     /// Searches for keys that are no longer in use. Only handles leave such keys behind.
