@@ -965,7 +965,8 @@ fn no_key_makes_room_for_a_request_that_is_refused() -> Result<(), AllRefusal> {
     ];
     for (request, expected) in never {
         check(&request, expected);
-        assert_eq!(api.reserve("carol", request.clone()).unwrap_err().to_string(), expected);
+        let refusal = api.reserve("carol", request.clone()).expect_err("never");
+        assert_eq!(refusal.to_string(), expected);
         let refusal = assert_ready_err!(spawn(any.acquire_many("carol", request.clone())).poll());
         assert_eq!(refusal.to_string(), expected);
         let refusal = assert_ready_err!(spawn(api.acquire_many("carol", request)).poll());
