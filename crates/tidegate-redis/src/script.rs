@@ -309,6 +309,12 @@ impl Reply {
         self.limits.iter().map(|reported| reported.paused_for).max().unwrap_or_default()
     }
 
+    /// The remaining time of the longest pause of the limits of which the request takes permits.
+    pub(crate) fn request_paused_for(&self) -> Duration {
+        let asked = self.limits.iter().zip(&self.permits).filter(|(_, permits)| **permits > 0);
+        asked.map(|(reported, _)| reported.paused_for).max().unwrap_or_default()
+    }
+
     /// Returns whether the call ended a pause.
     pub(crate) fn was_paused(&self) -> bool {
         self.limits.iter().any(|report| report.other > 0)

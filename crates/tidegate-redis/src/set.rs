@@ -297,8 +297,8 @@ impl Set {
     /// The refusal that a reply reports.
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
-        let paused_for = reply.paused_for();
-        // A limit that the request does not use bounds no wait.
+        // A limit that the request does not use pauses nothing, and bounds no wait.
+        let paused_for = reply.request_paused_for();
         let used = self.members.iter().zip(&reply.permits).filter(|(_, n)| **n > 0);
         let bounds = used.filter_map(|(member, _)| member.terms.longest);
         let longest = bounds.fold(longest.min(LONGEST_WAIT), Duration::min);

@@ -188,6 +188,11 @@ impl Usage {
         now.max(self.reported_at)
     }
 
+    /// Returns whether the limit was reported to be paused now.
+    pub(super) fn is_paused(&self, now: Nanos) -> bool {
+        self.not_before_report(now) < self.paused_till
+    }
+
     /// Returns the permits left in the store, as far as is known.
     pub(super) fn left(&self, now: Nanos, limit: u64) -> u64 {
         // A limit that has no permit until its window ends has none then, either.

@@ -21,6 +21,7 @@ mod leases;
 mod line;
 mod observers;
 mod outages;
+mod paused_sets;
 mod pauses;
 mod predicted;
 mod settled;

@@ -467,19 +467,20 @@ impl Ledger {
 impl State {
     /// Returns whether a limit was reported to be paused now.
     fn is_paused(&self, now: Nanos) -> bool {
-        self.limits.iter().any(|usage| usage.not_before_report(now) < usage.paused_till)
+        self.limits.iter().any(|usage| usage.is_paused(now))
     }
 
     /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
     /// permit.
     fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
         let asked = self.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
+        let is_paused = asked.clone().any(|(_, (usage, _))| usage.is_paused(now));
         let (limit, (usage, _)) = asked.max_by_key(|(_, (usage, _))| usage.none_before)?;
         let now = usage.not_before_report(now);
         let latest = now.saturating_add(Nanos::from_duration(longest));
         let is_known = now < usage.believed && latest < usage.none_before;
         let retry_after = usage.none_before.saturating_since(latest);
-        let refusal = match self.is_paused(now) {
+        let refusal = match is_paused {
             true => Refusal::Paused { retry_after },
             false => Refusal::Limited { retry_after },
         };
