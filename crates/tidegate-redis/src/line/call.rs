@@ -6,10 +6,9 @@ use std::time::Duration;
 use tidegate::Nanos;
 
 use crate::line::class::Booking;
-use crate::line::paused::covers;
+use crate::line::paused::Used;
 use crate::line::{Deferred, Line, REST, State};
-use crate::script::{GivenBack, Mode, Reply, ReserveRequest};
-use crate::set::Costs;
+use crate::script::{GivenBack, Reply, ReserveRequest};
 use crate::store::{Away, Deadline, WhileAway};
 
 /// A call that has left.
@@ -19,8 +18,8 @@ struct CallInFlight {
     sent_at: Nanos,
     /// How many messages that begin or end a pause had their outcome when the call left.
     pauses: u64,
-    /// How many of its requests stand behind others that wait for the end of a pause.
-    behind: usize,
+    /// For each of its requests that stands behind others, the limits whose pauses these wait for.
+    behind: Vec<Used>,
     /// Whether it is one of `State::untimed`.
     is_untimed: bool,
 }
@@ -47,15 +46,19 @@ impl Line {
             // Bookings that no request waits for may be given back at any time.
             false => Deadline { must_send: !given_back.is_empty(), ..Deadline::NONE },
         };
-        let first = state.first_behind_pause();
+        let mut behind = Vec::new();
         let (booked, bounds) = (state.booked, state.bounds);
         // Leases and observers receive what each grant left.
         let wants_state = self.leases.is_some() || !self.set.observers.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
-            let is_behind = |(first, of): &(u64, Costs)| first < number && covers(&entry.asked.costs, of);
-            let is_behind = first.as_ref().is_some_and(is_behind);
-            let mut wanted = entry.send(now, booked.refuses(bounds, &entry.asked.costs), is_behind);
+            let before = match entry.asked.shadow {
+                true => Vec::new(),
+                false => state.paused.stand_behind(*number, &entry.asked.costs),
+            };
+            let is_full = booked.refuses(bounds, &entry.asked.costs);
+            let mut wanted = entry.send(now, is_full, !before.is_empty());
+            behind.extend(before);
             wanted.wants_state |= wants_state;
             deadline = entry.deadline(now, timeout).and(deadline);
             Some(wanted)
@@ -69,8 +72,6 @@ impl Line {
             state.untimed += 1;
             state.set_timers(deferred, now);
         }
-        let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
-        state.behind += behind;
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
         let pauses = self.set.known_pause.messages();
@@ -103,7 +104,7 @@ impl Line {
             state.calls -= 1;
             let took = replies.as_ref().ok().map(|_| now.saturating_since(sent_at).as_duration());
             state.took(took, timeout);
-            state.behind -= behind;
+            behind.iter().for_each(|used| state.paused.replied(used));
             state.untimed -= usize::from(is_untimed);
             let needs_timer = match replies {
                 Ok(replies) => {

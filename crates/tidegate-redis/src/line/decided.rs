@@ -19,7 +19,7 @@ impl Line {
     ) {
         let (answer, due) = (reply.answer, now.saturating_add(Nanos::from_duration(reply.wait)));
         if answer != Answer::Predicted {
-            state.paused.remove(&number);
+            state.paused.remove(number);
         }
         state.note_decision(deferred, &reply, now);
         let booking = Booking { due, number, reply };

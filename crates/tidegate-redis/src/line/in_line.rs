@@ -186,10 +186,8 @@ impl State {
         number: Option<u64>,
         now: Nanos,
     ) -> u64 {
-        if self.pause_ends <= now {
-            // The requests behind the pause stand before it.
-            self.requeue_paused(deferred, now);
-        }
+        // The requests behind a pause stand before it.
+        self.requeue_ended(deferred, now);
         if !self.has_room(&entry.asked.costs) {
             self.serve_due(deferred, now);
         }
@@ -310,7 +308,7 @@ impl State {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
             self.in_line.drop_undecided(number, entry);
             entry.stage = Stage::Answered(Outcome::Undecided(Away::For(rest)));
-            self.paused.remove(&number);
+            self.paused.remove(number);
         }
     }
 
@@ -375,7 +373,7 @@ mod tests {
             };
             let stage = Stage::Paused(Booking { due: second, number, reply });
             state.entries.insert(number, Entry { stage, ..Entry::new(asked(Duration::MAX), Nanos::ZERO) });
-            state.paused.insert(number);
+            state.paused.insert(number, &vec![(1, 1)], second);
             state.booked.add(1);
         }
         let mut requests = vec![state.load().requests];

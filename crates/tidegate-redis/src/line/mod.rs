@@ -86,7 +86,7 @@ mod returning;
 mod state;
 mod ticket;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -110,6 +110,7 @@ use class::{Booking, Class};
 use entry::{Entry, Stage};
 pub(crate) use entry::{Granted, Outcome, QueuedRequest};
 use in_line::InLine;
+use paused::Paused;
 use returning::Gathering;
 pub(crate) use returning::Returning;
 pub(crate) use ticket::Ticket;
@@ -163,8 +164,6 @@ struct State {
     untimed: usize,
     /// How many other calls may be in flight when another call leaves to shorten the queue.
     ahead: usize,
-    /// How many requests in these calls stand behind others that wait for the end of a pause.
-    behind: usize,
     /// The requests that return to the queue when the store is back.
     returning: Gathering,
     /// How many requests ask on behalf of waiting requests.
@@ -175,11 +174,8 @@ struct State {
     booked: Load,
     /// The latest due time of a booked request that was granted, and how far ahead it was booked.
     served: (Nanos, Duration),
-    /// The requests that wait behind a pause, including the one that asks whether it has ended.
-    paused: BTreeSet<u64>,
-    /// The end of that pause.
-    pause_ends: Nanos,
-    is_pause_watched: bool,
+    /// The requests that wait behind a pause.
+    paused: Paused,
     /// Whether the store's thread will ask for permits that other processes gave back.
     is_move_up_watched: bool,
     bounds: QueueBounds,
@@ -280,7 +276,7 @@ impl Line {
         deferred.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
         deferred.visits.drain(..).for_each(|(at, run)| self.visit_at(at, run));
         if deferred.has_more {
-            self.visit_at(now, State::continue_requeue);
+            self.visit_at(now, State::requeue_ended);
         }
         if deferred.has_booked {
             self.leases.iter().for_each(|leases| leases.note_store_wait());

@@ -5,11 +5,16 @@
 //! the pause has ended: at its end, when this process ends it, or when another request was decided.
 //! Another process may end it as well, so one request asks every second.
 //!
+//! Each limit has its own pause. So the requests that use the same limits wait together, for the
+//! pauses of these limits and for no other.
+//!
 //! Requests that ask again queue where they stood before, by priority and then by arrival. A
-//! request that came while they waited stands behind them: it is sent as a request behind a pause,
-//! which the store does not decide if the pause has ended. Until all such requests in flight have
-//! their replies, no call leaves. Otherwise later requests would be decided before them.
+//! request that came while they waited, and that uses all of their limits, stands behind them: it
+//! is sent as a request behind a pause, which the store does not decide if the pause has ended.
+//! Until all such requests in flight have their replies, no call leaves. Otherwise later requests
+//! would be decided before them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
@@ -17,17 +22,115 @@ use tidegate::{Nanos, Refusal};
 use crate::line::class::Booking;
 use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
-use crate::set::{Costs, exactly};
+use crate::set::Costs;
 use crate::store::Away;
 
 /// How often one request asks whether the pause has ended.
 const CHECK_INTERVAL: Nanos = Nanos::new(1_000_000_000);
 
+/// For each limit, whether a request uses it.
+pub(super) type Used = Vec<bool>;
+
+/// The requests that wait behind pauses, by the limits that they use.
+#[derive(Debug, Default)]
+pub(super) struct Paused(BTreeMap<Used, Group>);
+
+/// The requests that use the same limits, and wait for the end of the last pause of these.
+#[derive(Debug)]
+struct Group {
+    /// The numbers of the requests, including the one that asks whether the pause has ended.
+    numbers: BTreeSet<u64>,
+    /// The end of the pause.
+    ends: Nanos,
+    /// When the store's thread checks whether it has ended; [`Nanos::MAX`] if nothing is scheduled.
+    next_check: Nanos,
+    /// How many requests in calls stand behind these.
+    behind: usize,
+}
+
+impl Paused {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.values().all(|group| group.numbers.is_empty())
+    }
+
+    pub(super) fn insert(&mut self, number: u64, costs: &Costs, ends: Nanos) {
+        let group = self.0.entry(used(costs)).or_insert_with(|| Group {
+            numbers: BTreeSet::new(),
+            ends,
+            next_check: Nanos::MAX,
+            behind: 0,
+        });
+        group.numbers.insert(number);
+        group.ends = ends;
+    }
+
+    pub(super) fn remove(&mut self, number: u64) {
+        self.0.values_mut().for_each(|group| _ = group.numbers.remove(&number));
+    }
+
+    /// Returns the end of the pause that a request waits for.
+    pub(super) fn end_for(&self, number: u64) -> Nanos {
+        let group = self.0.values().find(|group| group.numbers.contains(&number));
+        group.map_or(Nanos::ZERO, |group| group.ends)
+    }
+
+    /// Counts a request that leaves with a call as one behind all requests whose limits it uses,
+    /// and that came before. Returns the limits of these.
+    pub(super) fn stand_behind(&mut self, number: u64, costs: &Costs) -> Vec<Used> {
+        let mut stands_behind = Vec::new();
+        for (used, group) in &mut self.0 {
+            let is_before = group.numbers.first().is_some_and(|first| *first < number);
+            if is_before && covers(costs.iter().map(|(n, _)| *n), used) {
+                group.behind += 1;
+                stands_behind.push(used.clone());
+            }
+        }
+        stands_behind
+    }
+
+    /// A request has its reply that stood behind the requests for these limits.
+    pub(super) fn replied(&mut self, used: &Used) {
+        if let Some(group) = self.0.get_mut(used) {
+            group.behind -= 1;
+        }
+    }
+
+    /// Returns whether a request in a call stands behind others that all have left the pause.
+    pub(super) fn holds_calls(&self) -> bool {
+        self.0.values().any(|group| group.behind > 0 && group.numbers.is_empty())
+    }
+
+    /// Returns the first request whose pause has ended.
+    fn first_to_ask(&self, now: Nanos) -> Option<u64> {
+        let ended = self.0.values().filter(|group| group.ends <= now);
+        ended.filter_map(|group| group.numbers.first().copied()).min()
+    }
+
+    /// Notes that pauses have ended.
+    fn end(&mut self, now: Nanos, has_ended: impl Fn(&Used) -> bool) {
+        let ended = self.0.iter_mut().filter(|(used, _)| has_ended(used));
+        ended.for_each(|(_, group)| group.ends = group.ends.min(now));
+    }
+
+    /// Notes that a check runs. Returns the requests that ask whether their pause has ended.
+    fn checked(&mut self, now: Nanos) -> Vec<u64> {
+        let mut asks = Vec::new();
+        self.0.retain(|_, group| {
+            if group.next_check <= now {
+                group.next_check = Nanos::MAX;
+                asks.extend(group.numbers.first().copied().filter(|_| now < group.ends));
+            }
+            !group.numbers.is_empty() || group.behind > 0 || group.next_check < Nanos::MAX
+        });
+        asks
+    }
+}
+
 impl State {
     /// Makes a request wait behind a pause.
     pub(super) fn wait_behind_pause(&mut self, deferred: &mut Deferred, predicted: Booking, now: Nanos) {
         let Booking { due, number, ref reply } = predicted;
-        let paused_for = reply.paused_for();
+        let ends = now.saturating_add(Nanos::from_duration(reply.request_paused_for()));
         let Some(entry) = self.entries.get(&number) else { return };
         let (costs, priority) = (entry.asked.costs.clone(), entry.asked.priority);
         let Some(victims) = self.make_room(&costs, priority) else {
@@ -44,64 +147,69 @@ impl State {
             entry.stage = Stage::Paused(predicted);
             deferred.wake(entry);
         }
-        self.paused.insert(number);
-        self.pause_ends = now.saturating_add(Nanos::from_duration(paused_for));
+        self.paused.insert(number, &costs, ends);
         self.displace(deferred, victims, now);
-        self.schedule_check(deferred, now);
+        self.schedule_checks(deferred, now);
     }
 
     /// This process pauses the limits for `span`. Requests that wait behind an earlier pause keep
     /// their predicted due times, but none of these comes before the pause ends.
     pub(super) fn prolong_pause(&mut self, span: Duration, now: Nanos) {
-        if !self.paused.is_empty() {
-            self.pause_ends = self.pause_ends.max(now.saturating_add(Nanos::from_duration(span)));
+        let ends = now.saturating_add(Nanos::from_duration(span));
+        self.paused.0.values_mut().for_each(|group| group.ends = group.ends.max(ends));
+    }
+
+    /// Makes the store's thread check when each pause ends, or in a second.
+    fn schedule_checks(&mut self, deferred: &mut Deferred, now: Nanos) {
+        let soon = now.saturating_add(CHECK_INTERVAL);
+        for group in self.paused.0.values_mut().filter(|group| !group.numbers.is_empty()) {
+            let at = if now < group.ends { group.ends.min(soon) } else { soon };
+            if at < group.next_check {
+                group.next_check = at;
+                deferred.visits.push((at, State::check_pauses));
+            }
         }
     }
 
-    /// Makes the store's thread check when the pause ends, or in a second.
-    fn schedule_check(&mut self, deferred: &mut Deferred, now: Nanos) {
-        if !self.paused.is_empty() && !std::mem::replace(&mut self.is_pause_watched, true) {
-            let at = self.pause_ends.min(now.saturating_add(CHECK_INTERVAL));
-            deferred.visits.push((at, State::check_pause));
+    /// On the store's thread: makes all requests ask again whose pause has ended, and otherwise
+    /// only the first of those that wait together.
+    fn check_pauses(&mut self, deferred: &mut Deferred, now: Nanos) {
+        self.requeue_ended(deferred, now);
+        for first in self.paused.checked(now) {
+            // Until it is decided, it stays in its group: later requests stand behind it.
+            if let Some(predicted) = self.take_predicted(first) {
+                self.give_back(predicted);
+                self.rejoin(deferred, first, now);
+            }
         }
-    }
-
-    /// Returns the first request behind a pause, and its costs.
-    pub(super) fn first_behind_pause(&self) -> Option<(u64, Costs)> {
-        let first = self.paused.first()?;
-        Some((*first, self.entries.get(first)?.asked.costs.clone()))
-    }
-
-    /// On the store's thread: makes all requests ask again if the pause has ended, and otherwise
-    /// only the first.
-    fn check_pause(&mut self, deferred: &mut Deferred, now: Nanos) {
-        self.is_pause_watched = false;
-        if self.pause_ends <= now {
-            return self.requeue_paused(deferred, now);
-        }
-        if let Some(first) = self.paused.first().copied()
-            && let Some(predicted) = self.leave_pause(first)
-        {
-            self.give_back(predicted);
-            // Until it is decided, later requests stand behind it.
-            self.paused.insert(first);
-            self.rejoin(deferred, first, now);
-        }
-        self.schedule_check(deferred, now);
+        self.schedule_checks(deferred, now);
     }
 
     /// Makes the requests behind a pause ask again if another request for their limits was decided
     /// without a pause.
     pub(super) fn note_decision(&mut self, deferred: &mut Deferred, reply: &Reply, now: Nanos) {
-        let Some((_, first)) = self.first_behind_pause() else { return };
-        let has_ended = match reply.answer {
-            Answer::Done | Answer::Refused => reply.paused_for().is_zero(),
-            Answer::Resumed => true,
-            Answer::Shadow | Answer::Predicted => false,
-        };
-        if has_ended && covers(&exactly(reply.permits.iter().copied()), &first) {
-            self.requeue_paused(deferred, now);
+        if self.paused.is_empty() {
+            return;
         }
+        let is_paused = |used: &Used| {
+            let paused = reply.limits.iter().map(|report| !report.paused_for.is_zero());
+            paused.zip(used).any(|(is_paused, used)| is_paused && *used)
+        };
+        self.paused.end(now, |used| {
+            let has_ended = match reply.answer {
+                Answer::Done | Answer::Refused => !is_paused(used),
+                Answer::Resumed => true,
+                Answer::Shadow | Answer::Predicted => false,
+            };
+            has_ended && covers(reply.permits.iter().copied(), used)
+        });
+        self.requeue_ended(deferred, now);
+    }
+
+    /// Makes all requests behind a pause ask again: this process has ended the pauses.
+    pub(super) fn requeue_paused(&mut self, deferred: &mut Deferred, now: Nanos) {
+        self.paused.end(now, |_| true);
+        self.requeue_ended(deferred, now);
     }
 
     /// Makes a request ask for the last time if its maximum wait has passed behind a pause, which
@@ -114,17 +222,16 @@ impl State {
         }
     }
 
-    /// Makes all requests behind a pause that has ended ask again, in steps. Requests whose tasks
-    /// did not check for long are refused. A request that comes between two steps still stands
-    /// behind a pause, so the requests before it go first.
-    pub(super) fn requeue_paused(&mut self, deferred: &mut Deferred, now: Nanos) {
-        self.pause_ends = self.pause_ends.min(now);
+    /// Makes all requests behind a pause that has ended ask again, in steps: the store's thread
+    /// makes the next step. Requests whose tasks did not check for long are refused. A request that
+    /// comes between two steps still stands behind a pause, so the requests before it go first.
+    pub(super) fn requeue_ended(&mut self, deferred: &mut Deferred, now: Nanos) {
         if deferred.has_more {
             // This visit has made its step already.
             return;
         }
         for _ in 0..MAX_STEPS {
-            let Some(number) = self.paused.first().copied() else { return };
+            let Some(number) = self.paused.first_to_ask(now) else { return };
             if self.leave_pause(number).is_none() {
                 continue;
             }
@@ -136,20 +243,18 @@ impl State {
                 self.rejoin(deferred, number, now);
             }
         }
-        deferred.has_more = !self.paused.is_empty();
-    }
-
-    /// On the store's thread: makes the next step, unless there is another pause.
-    pub(super) fn continue_requeue(&mut self, deferred: &mut Deferred, now: Nanos) {
-        if self.pause_ends <= now {
-            self.requeue_paused(deferred, now);
-        }
+        deferred.has_more = self.paused.first_to_ask(now).is_some();
     }
 
     /// Takes a request from behind the pause. Returns its predicted booking, unless the request is
     /// asking whether the pause has ended.
     pub(super) fn leave_pause(&mut self, number: u64) -> Option<Booking> {
-        self.paused.remove(&number);
+        self.paused.remove(number);
+        self.take_predicted(number)
+    }
+
+    /// Takes the predicted booking of a request, which is about to ask again.
+    fn take_predicted(&mut self, number: u64) -> Option<Booking> {
         let entry = self.entries.get_mut(&number)?;
         let Stage::Paused(_) = entry.stage else { return None };
         let Stage::Paused(predicted) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
@@ -187,9 +292,13 @@ impl State {
     }
 }
 
-/// Returns whether `costs` has permits of each limit of which `other` has some.
-pub(super) fn covers(costs: &Costs, other: &Costs) -> bool {
-    costs.iter().zip(other).all(|((n, _), (of_other, _))| *of_other == 0 || *n > 0)
+fn used(costs: &Costs) -> Used {
+    costs.iter().map(|(n, _)| *n > 0).collect()
+}
+
+/// Returns whether permits of each of these limits are requested.
+fn covers(permits: impl IntoIterator<Item = u64>, used: &Used) -> bool {
+    permits.into_iter().zip(used).all(|(n, used)| n > 0 || !used)
 }
 
 #[cfg(test)]
@@ -200,15 +309,15 @@ mod tests {
     #[test]
     fn requests_ask_again_by_steps() {
         let (mut state, mut deferred) = (State::default(), Deferred::default());
-        state.paused = (0..1000).collect();
-        state.pause_ends = Nanos::new(7);
+        (0..1000).for_each(|number| state.paused.insert(number, &vec![(1, 1)], Nanos::new(7)));
+        let rest = |state: &State| state.paused.0.values().map(|group| group.numbers.len()).sum::<usize>();
         let mut steps = 0;
         state.requeue_paused(&mut deferred, Nanos::new(1));
         while std::mem::take(&mut deferred.has_more) {
             steps += 1;
-            assert_eq!(state.paused.len(), 1000 - steps * MAX_STEPS);
-            state.continue_requeue(&mut deferred, Nanos::new(1));
+            assert_eq!(rest(&state), 1000 - steps * MAX_STEPS);
+            state.requeue_ended(&mut deferred, Nanos::new(1));
         }
-        assert_eq!((steps, state.paused.len()), (3, 0));
+        assert_eq!((steps, rest(&state)), (3, 0));
     }
 }

@@ -33,8 +33,7 @@ impl State {
     pub(super) fn next_steps(&mut self, is_far: bool, most: usize, now: Nanos) -> Vec<Step> {
         let mut steps = Vec::new();
         let held_till = self.in_line.held_till();
-        let is_behind_pause = self.behind > 0 && self.paused.is_empty();
-        if is_behind_pause || held_till.is_some_and(|till| now < till) {
+        if self.paused.holds_calls() || held_till.is_some_and(|till| now < till) {
             return steps;
         }
         if self.in_line.asks() {
@@ -275,7 +274,7 @@ impl State {
             && !matches!(entry.stage, Stage::Answered(_))
         {
             self.in_line.remove(entry.position(number));
-            self.paused.remove(&number);
+            self.paused.remove(number);
             entry.stage = Stage::Answered(outcome);
             deferred.wake(entry);
         }

@@ -128,7 +128,7 @@ impl Ticket {
         let state = lock(&self.line.state);
         let due = match state.entries.get(&self.number).map(|entry| &entry.stage) {
             Some(Stage::Booked { class, turn }) => state.classes.get(class).map(|class| class.due(*turn)),
-            Some(Stage::Paused(predicted)) => Some(predicted.due.max(state.pause_ends)),
+            Some(Stage::Paused(predicted)) => Some(predicted.due.max(state.paused.end_for(self.number))),
             _ => None,
         };
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())

@@ -1,12 +1,17 @@
 //! Several limits in one limiter, of which each has its own pause.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{AllRequest, AnyLimiter, Pause, Refusal};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Events, Pause, Refusal};
 use tidegate_redis::simulation::Model;
 use tidegate_redis::{Store, StoreLimiter};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
 
-use crate::{MS, on_model};
+use crate::{MS, SECOND, on_model};
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// A process with the limits of these names.
 fn of(model: &Model, names: &[&str]) -> StoreLimiter {
@@ -20,6 +25,96 @@ fn of(model: &Model, names: &[&str]) -> StoreLimiter {
 /// Requests one permit of `a` or of `b`.
 fn one(name: &'static str) -> AllRequest<'static> {
     AllRequest::new().cost("a", u32::from(name == "a")).cost("b", u32::from(name == "b"))
+}
+
+/// A request in a separate task, which returns the time of the grant.
+fn wait(both: &AnyLimiter, request: AllRequest<'_>) -> JoinHandle<Result<Instant, AllRefusal>> {
+    let wait = both.acquire_many(request);
+    tokio::spawn(async move { wait.await.map(|_| Instant::now()) })
+}
+
+/// Bug: requests behind the pause of one limit waited for the longest pause of all limits, and
+/// newcomers overtook them.
+#[test]
+fn requests_behind_the_pause_of_a_limit_wait_for_that_pause() {
+    for is_first in [true, false] {
+        on_model(async move |model| {
+            of(&model, &["a"]).pause(Pause::lasting(HOUR)).await.unwrap();
+            of(&model, &["b"]).pause(Pause::lasting(10 * SECOND).keep_permits()).await.unwrap();
+            let began = Instant::now();
+            let both = AnyLimiter::from(of(&model, &["a", "b"]));
+            let longer = is_first.then(|| wait(&both, one("a")));
+            sleep(10 * MS).await;
+            let reserved = both.non_blocking().reserve(one("b")).unwrap();
+            // The pause delays these by 10 s, and those before them by no more.
+            let mut waits: Vec<_> = (0..5).map(|_| wait(&both, one("b"))).collect();
+            waits.extend((0..4).map(|_| wait(&both, one("b").within(11 * SECOND))));
+            sleep(10 * MS).await;
+            let longer = longer.unwrap_or_else(|| wait(&both, one("a")));
+            sleep(10 * MS).await;
+            assert!(reserved.due_in() <= 10 * SECOND, "{:?}", reserved.due_in());
+            sleep(9 * SECOND + 960 * MS).await;
+            waits.extend((0..40).map(|_| {
+                let both = both.clone();
+                tokio::spawn(async move {
+                    let _ = both.acquire_many(one("b")).await?;
+                    Ok(Instant::now())
+                })
+            }));
+            drop(reserved);
+            let mut last = began;
+            for (i, wait) in waits.into_iter().enumerate() {
+                let at = wait.await.unwrap().unwrap();
+                assert!(at >= last && at <= began + 14 * SECOND, "{i}: {:?}", at - began);
+                last = at;
+            }
+            assert!(!longer.is_finished());
+        });
+    }
+}
+
+/// Bug: so they did when another process had ended the pause of their limit.
+#[test]
+fn requests_behind_the_pause_of_a_limit_go_on_when_another_process_ends_it() {
+    on_model(async |model| {
+        of(&model, &["a", "b"]).pause(Pause::lasting(HOUR).keep_permits()).await.unwrap();
+        let both = AnyLimiter::from(of(&model, &["a", "b"]));
+        let of_a = wait(&both, one("a"));
+        sleep(10 * MS).await;
+        let waits: Vec<_> = (0..5).map(|_| wait(&both, one("b"))).collect();
+        sleep(3 * SECOND).await;
+        of(&model, &["b"]).resume().await.unwrap();
+        let ended = Instant::now();
+        for wait in waits {
+            let at = wait.await.unwrap().unwrap();
+            assert!(at <= ended + 1010 * MS, "{:?}", at - ended);
+        }
+        assert!(!of_a.is_finished());
+    });
+}
+
+/// Bug: where each reply has the state of all limits, for observers, a request that was granted
+/// after the pause of its limit did not show that this pause was over.
+#[test]
+fn a_grant_shows_the_end_of_a_pause_whatever_other_limits_are_paused() {
+    struct Nothing;
+    impl Events for Nothing {}
+    on_model(async |model| {
+        let of_a = of(&model, &["a"]);
+        of_a.pause(Pause::lasting(HOUR)).await.unwrap();
+        of(&model, &["b"]).pause(Pause::lasting(HOUR).keep_permits()).await.unwrap();
+        let both = of(&model, &["a", "b"]);
+        assert!(both.observe(Arc::new(Nothing)));
+        let both = AnyLimiter::from(both);
+        let waits: Vec<_> = (0..5).map(|_| wait(&both, one("b"))).collect();
+        sleep(3 * SECOND).await;
+        of(&model, &["b"]).resume().await.unwrap();
+        let ended = Instant::now();
+        for wait in waits {
+            let at = wait.await.unwrap().unwrap();
+            assert!(at <= ended + 1010 * MS, "{:?}", at - ended);
+        }
+    });
 }
 
 /// Bug: such a request was told that it was paused, and for as long as the other limit.
