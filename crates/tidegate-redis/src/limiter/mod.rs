@@ -306,11 +306,13 @@ impl StoreLimiter {
     /// # Errors
     ///
     /// Returns [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) if the store did not reply.
-    /// The store may still have ended the pause.
+    /// The store may still have ended the pause. It is over for the requests that this process
+    /// decides while the store is away.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        let reply = self.ask(Operation::Resume, &[]).await?;
+        let reply = self.ask(Operation::Resume, &[]).await;
+        // If the store did not reply, the pause is over for what this process decides without it.
         self.line.resumed();
-        let was_paused = reply.was_paused();
+        let was_paused = reply?.was_paused();
         if was_paused {
             self.resume_leases();
             self.line.set.observers.report(|events| events.resumed());

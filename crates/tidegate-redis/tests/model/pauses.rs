@@ -1048,3 +1048,29 @@ fn the_end_of_a_pause_books_one_lease_for_requests_that_wait() {
         assert_eq!((counts.used, counts.returned), (before.used + 20, before.returned));
     });
 }
+
+/// Bug: the end of a pause, which the store did not confirm, let newcomers have permits of the
+/// share, and requests that had come before waited on.
+#[test]
+fn a_process_that_ends_a_pause_while_the_store_is_away_lets_its_requests_go_on() {
+    for is_awaited in [true, false] {
+        on_model(async move |model| {
+            let limit = one_of_two(&model).limiter("all").limit("limit", "token_bucket 100/s burst 10");
+            let limiter = limit.build().unwrap();
+            limiter.pause(Pause::lasting(10 * MINUTE)).await.unwrap();
+            let waits: Vec<_> = (0..30).map(|_| wait(&limiter, 1)).collect();
+            sleep(100 * MS).await;
+            model.stop(true);
+            match is_awaited {
+                true => assert!(limiter.resume().await.is_err()),
+                false => _ = AnyLimiter::from(limiter.clone()).non_blocking().resume(),
+            }
+            let ended = Instant::now();
+            for wait in waits {
+                // A share grants 50 per second.
+                let at = wait.await.unwrap().unwrap();
+                assert!(at <= ended + 2 * SECOND, "{:?}", at - ended);
+            }
+        });
+    }
+}
