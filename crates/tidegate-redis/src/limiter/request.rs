@@ -70,19 +70,25 @@ impl OwnedRequest {
 /// The result of a request.
 pub(super) enum Admitted {
     Booked(Granted),
-    Shared(AllPermits),
+    /// The share of this process granted the permits, after an earlier wait.
+    Shared(AllPermits, Duration),
     /// The request is exempt, and passes without permits.
     Exempt,
-    /// The request passes without permits, because no store decided.
-    Unlimited,
+    /// The request passes without permits after a wait, because no store decided.
+    Unlimited(Duration),
 }
 
 impl Admitted {
     pub(super) fn permits(self, line: &Arc<Line>, ask: &OwnedRequest) -> AllPermits {
         match self {
-            Admitted::Shared(permits) => permits.as_degraded(),
+            Admitted::Shared(permits, before) => {
+                // No guard is lost: the permits of rates are used up.
+                let grant = Grant::new(permits.permits(), permits.waited().saturating_add(before));
+                let shared = AllPermits::from(grant).as_degraded();
+                permits.left().cloned().into_iter().fold(shared, AllPermits::with_left)
+            }
             Admitted::Exempt => Grant::new(0, Nanos::ZERO).into(),
-            Admitted::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
+            Admitted::Unlimited(before) => AllPermits::from(Grant::new(0, before)).as_degraded(),
             Admitted::Booked(granted) => {
                 let permits = AllPermits::from(grant(&line.set, ask, &granted));
                 match left(line, ask, &granted) {

@@ -94,8 +94,13 @@ impl StoreLimiter {
         returning: &mut Option<Returning>,
     ) -> Option<Result<Admitted, AllRefusal>> {
         let set = &self.line.set;
+        // The first call is not part of the wait.
+        let before = match longest {
+            Duration::ZERO => longest,
+            _ => set.now().saturating_since(came).as_duration().saturating_sub(set.store.timeout()),
+        };
         match self.line.fallback(undecided) {
-            Fallback::Grant => Some(Ok(Admitted::Unlimited)),
+            Fallback::Grant => Some(Ok(Admitted::Unlimited(before))),
             Fallback::Refuse(refusal) => Some(Err(refusal)),
             Fallback::Paused(refusal)
                 if longest < Duration::MAX && self.rest(longest, came) <= set.known_pause.rest() =>
@@ -120,7 +125,8 @@ impl StoreLimiter {
                     // The store might not serve in time a request that the share has accepted.
                     _ => wait(request).await?,
                 };
-                Some(answer.map(Admitted::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest())))
+                let shared = answer.map(|permits| Admitted::Shared(permits, before));
+                Some(shared.map_err(|refusal| set.by_share(refusal, undecided.rest())))
             }
         }
     }

@@ -1074,3 +1074,30 @@ fn a_process_that_ends_a_pause_while_the_store_is_away_lets_its_requests_go_on()
         });
     }
 }
+
+/// Bug: permits of a share did not report the time that their request had waited for the end of a
+/// pause.
+#[test]
+fn permits_of_a_share_report_the_wait_for_the_end_of_a_pause() {
+    for while_away in [WhileAway::ShareOf(2.try_into().unwrap()), WhileAway::Open] {
+        on_model(async move |model| {
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let limiter = store.limiter("all").limit("limit", "token_bucket 4/s burst 8").build().unwrap();
+            let limiter = AnyLimiter::from(limiter);
+            drop(limiter.acquire_now(1).await.unwrap());
+            model.stop(true);
+            // The first call fails, and the first period of the share ends.
+            let at_once = limiter.acquire_within(MINUTE).await;
+            assert!(at_once.is_ok_and(|permits| permits.waited() <= 2 * SECOND));
+            sleep(3 * SECOND).await;
+            let at_once = limiter.acquire_within(MINUTE).await.unwrap();
+            assert_eq!(at_once.waited(), Duration::ZERO);
+            limiter.pause(Pause::lasting(MINUTE)).unwrap();
+            let asked = Instant::now();
+            let permits = limiter.acquire().await.unwrap();
+            let (took, waited) = (asked.elapsed(), permits.waited());
+            assert!(permits.is_degraded() && took >= MINUTE - MS, "{took:?}");
+            assert!(waited <= took && waited + SECOND >= took, "{waited:?} of {took:?}");
+        });
+    }
+}
