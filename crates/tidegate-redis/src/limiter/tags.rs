@@ -51,6 +51,20 @@ impl Table {
     fn lines(&self) -> Vec<Arc<Line>> {
         self.lines.values().filter_map(Weak::upgrade).collect()
     }
+
+    /// Notes that a line is requested. Returns whether it stays from now on.
+    fn begins_to_linger(&mut self, line: &Arc<Line>) -> bool {
+        // Relaxed: a hint. A line whose flag is missed here still lives for the request.
+        if line.leases.is_none() || line.is_used.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let tag = &line.set.tag;
+        let begins = self.lingering.len() < MAX_LINGERING && !self.lingering.contains_key(tag);
+        if begins {
+            self.lingering.insert(tag.clone(), line.clone());
+        }
+        begins
+    }
 }
 
 impl Tags {
@@ -62,8 +76,11 @@ impl Tags {
     pub(crate) fn line(self: &Arc<Tags>, prepared: &Prepared, tag: &str) -> Arc<Line> {
         let mut table = lock(&self.0);
         if let Some(line) = table.lines.get(tag).and_then(Weak::upgrade) {
-            // Relaxed: a hint. A line whose flag is missed here still lives for the request.
-            line.is_used.store(true, Ordering::Relaxed);
+            let begins = table.begins_to_linger(&line);
+            drop(table);
+            if begins {
+                self.keep_alive(&line);
+            }
             return line;
         }
         let tags = self.clone();
@@ -78,12 +95,9 @@ impl Tags {
             return line;
         }
         table.lines.insert(tag.to_owned(), Arc::downgrade(&line));
-        let lingers = line.leases.is_some() && table.lingering.len() < MAX_LINGERING;
-        if lingers {
-            table.lingering.insert(tag.to_owned(), line.clone());
-        }
+        let begins = table.begins_to_linger(&line);
         drop(table);
-        if lingers {
+        if begins {
             self.keep_alive(&line);
         }
         line
@@ -122,6 +136,8 @@ impl Tags {
         let mut table = lock(&self.0);
         let is_it = table.lingering.get(tag).is_some_and(|line| Arc::ptr_eq(&line.is_used, is_used));
         let line = is_it.then(|| table.lingering.remove(tag)).flatten();
+        // With the next request it stays again.
+        is_used.store(false, Ordering::Relaxed);
         shrink(&mut table.lingering);
         line
     }

@@ -135,7 +135,7 @@ pub(crate) struct Line {
     /// How many requests wait without the store: for the share of this process, or for the end of a
     /// pause that this process knows of.
     pub(crate) waiting: AtomicUsize,
-    /// Whether a keyed limiter requested this line recently.
+    /// Whether a keyed limiter that keeps this line requested it recently.
     pub(crate) is_used: Arc<AtomicBool>,
     on_drop: Option<OnDrop>,
 }
@@ -247,7 +247,7 @@ impl Line {
                 set,
                 state: Mutex::new(State { bounds, ..State::default() }),
                 waiting: AtomicUsize::new(0),
-                is_used: Arc::new(AtomicBool::new(true)),
+                is_used: Arc::default(),
                 on_drop,
             }
         })

@@ -321,3 +321,23 @@ fn a_handle_without_types_is_one_of_either_kind() {
         }
     });
 }
+
+/// Bug: a leased key that had no request for a second, while somebody held it, did not stay after
+/// later requests.
+#[test]
+fn a_leased_key_stays_after_its_last_request_whoever_held_it_before() {
+    on_model(async |model| {
+        let store = store(&model);
+        let users = builder(&store, "token_bucket 1000/s burst 1000").leased().build().unwrap();
+        let session = users.limiter("alice");
+        sleep(Duration::from_secs(3)).await;
+        for _ in 0..400 {
+            drop(users.acquire_now("alice", 1).await.unwrap());
+            sleep(5 * MS).await;
+        }
+        drop(session);
+        assert_eq!(users.len(), 1);
+        sleep(Duration::from_millis(2100)).await;
+        assert!(users.is_empty());
+    });
+}
