@@ -77,9 +77,10 @@
 -- is the next request behind it. Such bookings are "predicted": both requests get the instant at
 -- which they are due if the pause lasts as long as planned. `real` is the value without these
 -- bookings. It counts when the pause has ended, sooner or later, and for any call that changes
--- more. Then the requests ask again. A limit that is not paused keeps nothing of a predicted
--- request. A request behind others of its process that wait for the end of a pause is not decided
--- if that pause has ended: the others go first.
+-- more. The requests ask again when the pause has ended. A call that changes more forgets them:
+-- later requests in the pause are predicted as if they were the first. A limit that is not paused
+-- keeps nothing of a predicted request. A request behind others of its process that wait for the
+-- end of a pause is not decided if that pause has ended: the others go first.
 --
 -- Several requests. A call decides about a list of requests, one after the other, each as if it
 -- were the only one: the clock stands still, each change is in the numbers that the next request
