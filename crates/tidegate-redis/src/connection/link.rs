@@ -123,8 +123,10 @@ impl Link {
     pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(cmd.clone());
-        let mut replies = self.connection.send_packed_commands(&both, 0, 2).await?;
-        replies.pop().unwrap_or(Value::Nil).extract_error()
+        let mut replies = self.connection.send_packed_commands(&both, 0, 2).await?.into_iter();
+        let (asking, reply) = (replies.next().unwrap_or(Value::Nil), replies.next().unwrap_or(Value::Nil));
+        // A server that refuses `ASKING` redirects the call to where it came from.
+        reply.extract_error().or_else(|error| asking.extract_error().and(Err(error)))
     }
 
     /// Tests whether scripts run and may do what limiters need, with this key or without one.

@@ -226,6 +226,36 @@ async fn a_slot_is_moved_key_by_key() {
     assert_eq!((used[0], charged), (used[1], tally.granted));
 }
 
+/// Bug: without the permission for `ASKING`, two servers redirected a call to each other, which
+/// counted as an outage.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_is_moved_only_for_users_who_may_ask() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    // The rules in the documentation.
+    let rules = "on >pass-word -@all +evalsha +eval +get +set +del +pttl +time ~tidegate:* +cluster|slots";
+    let store = |user: &str, more: &str| {
+        for server in &cluster.servers {
+            server.tell(&format!("ACL SETUSER {user} {rules}{more}"));
+        }
+        let url = cluster.url().replace("//", &format!("//{user}:pass-word@"));
+        load::open(load::patient(url)).0
+    };
+    let (may_ask, may_not) = (store("lean", " +asking"), store("without-asking", ""));
+    let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
+    let mut at_from = tags().into_iter().filter(|tag| cluster.slot(tag) < 5461);
+    let (moved, other) = (at_from.next().unwrap(), at_from.next().unwrap());
+    to.tell(&format!("CLUSTER SETSLOT {} IMPORTING {}", cluster.slot(&moved), Cluster::id(from)));
+    from.tell(&format!("CLUSTER SETSLOT {} MIGRATING {}", cluster.slot(&moved), Cluster::id(to)));
+    for store in [&may_ask, &may_not] {
+        store.check().await.unwrap();
+        assert_eq!(load::ask(&limiter(store, &other)).await.granted, 1, "{:?}", store.trouble());
+    }
+    assert_eq!(load::ask(&limiter(&may_ask, &moved)).await.granted, 1, "{:?}", may_ask.trouble());
+    assert_eq!(load::ask(&limiter(&may_not, &moved)).await.refused, 1, "{:?}", may_not.trouble());
+    let trouble = may_not.trouble().unwrap();
+    assert!(!trouble.is_away() && trouble.to_string().contains("'asking'"), "{trouble}");
+}
+
 /// A call without a deadline never ended if a server redirected it to a silent one, because the
 /// first server replied to others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

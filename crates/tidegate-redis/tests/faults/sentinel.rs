@@ -130,6 +130,30 @@ async fn a_wrong_name_or_password_is_no_outage() {
     assert!(!trouble(url).await.is_away());
 }
 
+/// The rules in the documentation, and those without one of their commands.
+#[tokio::test]
+async fn users_of_sentinels_and_servers_need_a_few_permissions() {
+    let Some(group) = Group::start() else { return };
+    const LEAN: &str = "-@all +evalsha +eval +get +set +del +pttl +time ~tidegate:*";
+    let store = |at_servers: &str, at_sentinels: &str| {
+        for server in &group.servers {
+            server.tell(&format!("ACL SETUSER lean reset on >pass-word {LEAN}{at_servers}"));
+        }
+        for sentinel in &group.sentinels {
+            sentinel.tell(&format!("ACL SETUSER lean reset on >pass-word -@all{at_sentinels}"));
+        }
+        let url = group.url("main", "pass-word").replace("//:", "//lean:");
+        let url =
+            url.replace("sentinel_password=of-sentinels", "sentinel_user=lean&sentinel_password=pass-word");
+        load::patient(url).open().unwrap()
+    };
+    store(" +role", " +sentinel").check().await.unwrap();
+    for (at_servers, at_sentinels, command) in [("", " +sentinel", "role"), (" +role", "", "sentinel")] {
+        let error = store(at_servers, at_sentinels).check().await.unwrap_err();
+        assert!(!error.is_away() && error.to_string().contains(command), "{error}");
+    }
+}
+
 /// Sentinels were once asked in sequence, and each silent one cost half a second. These sentinels
 /// thus cost more than an attempt to connect may take, and the sentinels behind them were never
 /// asked.
