@@ -35,7 +35,7 @@ const NAME: &str = "limit";
 /// The default time for which permits of a lost process stay in use.
 pub(crate) const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 
-/// A process reports its permits three times in this time, and a call may take part of it.
+/// A process reports its permits at least three times in this time, and a call may take part of it.
 pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 
 /// A limit of permits in use at one time, over all processes that name the same store and tag:
@@ -53,7 +53,7 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 /// A process makes one call at a time. The call serves all requests that came during the previous
 /// call, up to 64 that wait and 1,024 in total, and carries the permits that were given back. A
 /// permit therefore costs at most one call to take and one call to give back. While permits are in
-/// use, a process makes three calls per time to live. The store keeps a few hundred bytes for each
+/// use, a process makes about four calls per time to live. The store keeps a few hundred bytes for each
 /// process that holds permits or waits.
 ///
 /// # Fairness
@@ -154,8 +154,8 @@ impl Store {
 impl CountingBuilder {
     /// Sets the time without a call after which the permits of a process go back. The default is
     /// 10 s, the minimum 1 s. More than a year counts as a year. A process that is suspended for
-    /// longer may hold permits that were given to others. If the server's clock is set ahead by
-    /// more than two thirds of this time, all processes may do so for a third of it.
+    /// more than two thirds of this time may hold permits that were given to others. If the
+    /// server's clock is set ahead by as much, all processes may do so for a third of this time.
     pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
         CountingBuilder { time_to_live, ..self }
     }
