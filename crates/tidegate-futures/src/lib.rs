@@ -65,8 +65,10 @@ pin_project! {
     ///
     /// # Errors
     ///
-    /// A [`SinkError`]: an error of the inner sink, or a refusal because the limiter was closed or
-    /// can never grant a permit. After a refusal, the next item asks the limiter again.
+    /// A [`SinkError`]: an error of the inner sink, or a refusal of the limiter: for example, the
+    /// limiter is closed, its queue is full, or its store does not reply. After a refusal, the next
+    /// item asks the limiter again. A limiter of this process that grants nothing refuses nothing:
+    /// the sink waits until it is changed.
     ///
     /// # Cancel safety
     ///

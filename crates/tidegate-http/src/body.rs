@@ -55,9 +55,9 @@ pin_project! {
     /// # Errors
     ///
     /// An error is either the error of the inner body, or the [`AllRefusal`](tidegate::AllRefusal)
-    /// of the limiter: the limiter is closed, or its queue is full. After a refusal, the next poll
-    /// requests permits for these bytes again. A limiter that grants nothing refuses nothing: the
-    /// body waits until it is changed.
+    /// of the limiter: for example, the limiter is closed, its queue is full, or its store does not
+    /// reply. After a refusal, the next poll requests permits for these bytes again. A limiter of
+    /// this process that grants nothing refuses nothing: the body waits until it is changed.
     ///
     /// # Cancel safety
     ///

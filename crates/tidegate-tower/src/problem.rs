@@ -13,9 +13,11 @@ use crate::refused::Refused;
 impl Refused {
     /// Creates the default response of a layer.
     ///
-    /// A gRPC call gets status 200 and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
-    /// (`UNAVAILABLE`), with the time to wait in `grpc-retry-pushback-ms`. Any other request gets
-    /// [`status`](Refused::status) and a body of type `application/problem+json`. The response has
+    /// A gRPC call gets status 200, and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
+    /// (`UNAVAILABLE`) if a limit refused it, otherwise the code of its
+    /// [`status`](Refused::status). The time to wait is in `grpc-retry-pushback-ms`, which is -1 if
+    /// the call can never pass. Any other request gets [`status`](Refused::status) and a body of
+    /// type `application/problem+json`. The response has
     /// no body if the request has no key, or if its cost names an unknown member, which is an error
     /// of the server. The layer adds the `RateLimit` headers and `Retry-After`.
     ///

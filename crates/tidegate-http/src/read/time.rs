@@ -24,11 +24,12 @@ const MONTH: u64 = 31 * 86_400;
 #[non_exhaustive]
 pub enum Numbers {
     /// By its size: a Unix time in seconds, milliseconds, microseconds or nanoseconds, otherwise
-    /// seconds from now. A number of seconds that is longer than the window of its limit, or than a
-    /// month if the window is unknown, is read as milliseconds. If a policy of the draft has the
-    /// window, as in `100;w=60`, this applies to numbers from 10,000 on. If the window is unknown,
-    /// a multiple of 60,000 is milliseconds, too, and from 100,000 on a multiple of 1000 that is
-    /// not whole hours in seconds. A number that equals the `Retry-After` is always seconds.
+    /// seconds from now. A number from 100 on that exceeds the window of its limit by more than two
+    /// seconds, or a month if the window is unknown, is read as milliseconds if these do not exceed
+    /// it. If a policy of the draft has the window, as in `100;w=60`, this applies to numbers from
+    /// 10,000 on. If the window is unknown, a multiple of 60,000 is milliseconds, too, and from
+    /// 100,000 on a multiple of 1000 that is not whole hours in seconds. A number that equals the
+    /// `Retry-After` is always seconds.
     #[default]
     Guess,
     /// Seconds from now.

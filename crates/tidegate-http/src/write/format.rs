@@ -86,8 +86,7 @@ pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &m
 }
 
 /// Returns the value of a `Retry-After` header: whole seconds, rounded up, and at least one. A
-/// limiter whose store did not reply reports a wait of zero, because it asks the store again at
-/// once. A `Retry-After` of zero would make all refused clients return at once.
+/// `Retry-After` of zero would make all refused clients return at once.
 ///
 /// # Examples
 ///
