@@ -9,16 +9,28 @@ use std::time::Duration;
 use tidegate::{AllPermits, AllRefusal, Events, Left, Refusal, StoreEvent};
 use tokio::time::Instant;
 
-/// The observer of a store, and the observer of one limiter.
+/// The observer of a store, and the observer of one limiter. The limiter of a key also has the
+/// observer of all keys.
 #[derive(Default)]
 pub(crate) struct Observers {
-    all: Option<Arc<dyn Events>>,
+    of_store: Option<Arc<dyn Events>>,
+    of_all_keys: Option<Arc<Observers>>,
     own: OnceLock<Arc<dyn Events>>,
 }
 
 impl Observers {
-    pub(crate) fn new(all: Option<Arc<dyn Events>>) -> Observers {
-        Observers { all, own: OnceLock::new() }
+    pub(crate) fn new(of_store: Option<Arc<dyn Events>>) -> Observers {
+        Observers { of_store, ..Observers::default() }
+    }
+
+    /// Returns the observers of a key, if these are those of all keys.
+    pub(crate) fn of_key(self: &Arc<Observers>) -> Observers {
+        Observers { of_all_keys: Some(self.clone()), ..Observers::new(self.of_store.clone()) }
+    }
+
+    fn each(&self) -> impl Iterator<Item = &Arc<dyn Events>> {
+        let of_all_keys = self.of_all_keys.iter().filter_map(|all| all.own.get());
+        self.of_store.iter().chain(of_all_keys).chain(self.own.get())
     }
 
     /// Sets the limiter's own observer. Returns `false`, and changes nothing, if it has one.
@@ -27,11 +39,11 @@ impl Observers {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_none() && self.own.get().is_none()
+        self.each().next().is_none()
     }
 
     pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
-        for events in self.all.iter().chain(self.own.get()) {
+        for events in self.each() {
             event(&**events);
         }
     }

@@ -25,10 +25,11 @@ use crate::store::Store;
 ///
 /// # Keys
 ///
-/// A key is any text. A key that cannot be a tag, because it is empty, longer than 500 bytes, or
-/// has a brace or a control character, has its SHA-1 as tag. A key follows the tag of the limiter
-/// and a colon. So the key `b:c` of a keyed limiter `a` is the key `c` of a keyed limiter `a:b`: if
-/// users choose their keys, no tag may be the beginning of another one up to a colon.
+/// A key is any text. Its tag is the tag of the limiter, a colon and the key. If that text cannot
+/// be a tag, because it is longer than 500 bytes, has a brace or a control character, or begins
+/// with `sha1:`, the tag is `sha1:` and the SHA-1 of the text. So the key `b:c` of a keyed limiter `a` is the key `c` of a
+/// keyed limiter `a:b`: if users choose their keys, no tag may be the beginning of another one up
+/// to a colon.
 ///
 /// # Memory
 ///
@@ -195,8 +196,9 @@ impl StoreKeyedLimiter {
     /// Returns the limiter of a key, with all calls of a [`StoreLimiter`]. It shares a queue with
     /// all other calls for this key.
     ///
-    /// Settings of this process only, such as [`close`](AnyLimiter::close) for one key or
-    /// [`set_shadow`](StoreLimiter::set_shadow), last as long as the key is in use in this process.
+    /// Settings of this process only, such as [`close`](AnyLimiter::close) for one key,
+    /// [`set_shadow`](StoreLimiter::set_shadow) or its own [observer](StoreLimiter::observe), last
+    /// as long as the key is in use in this process.
     ///
     /// # Examples
     ///

@@ -85,7 +85,15 @@ impl Tags {
         }
         let tags = self.clone();
         let gone = Box::new(move |tag: &str| tags.forget(tag));
-        let line = Line::new(prepared, tag.to_owned(), table.bounds, Some(gone));
+        let Prepared { store, script, members, observers, is_leased } = prepared;
+        let prepared = Prepared {
+            store: store.clone(),
+            script: script.clone(),
+            members: members.clone(),
+            observers: Arc::new(observers.of_key()),
+            is_leased: *is_leased,
+        };
+        let line = Line::new(&prepared, tag.to_owned(), table.bounds, Some(gone));
         line.set.shadow.store(table.shadow, Ordering::Relaxed);
         if table.is_closed {
             // Closing a line may call an observer, so this thread does not hold the lock. No other

@@ -209,6 +209,26 @@ fn what_holds_for_all_keys_holds_for_those_to_come() {
     });
 }
 
+/// Bug: the observer of the first key that had one was notified of the calls for all keys.
+#[test]
+fn the_observer_of_a_key_is_notified_of_no_other_key() {
+    on_model(async |model| {
+        let users = keyed(&store(&model), "fixed_window 1/d");
+        let statistics = [(); 3].map(|()| Arc::new(Statistics::new()));
+        let [of_alice, of_bob, of_all] = statistics.each_ref().map(Arc::clone);
+        let [alice, bob] = ["alice", "bob"].map(|key| users.limiter(key));
+        assert!(alice.observe(of_alice.clone()) && !users.limiter("alice").observe(of_alice));
+        assert!(users.observe(of_all.clone()) && !users.observe(of_all));
+        assert!(bob.observe(of_bob));
+        let _ = users.acquire_now("alice", 1).await.unwrap();
+        for _ in 0..2 {
+            let _ = users.acquire_now("bob", 1).await;
+        }
+        let told = statistics.map(|told| told.snapshot()).map(|told| (told.granted, told.limited));
+        assert_eq!(told, [(1, 0), (1, 1), (2, 1)]);
+    });
+}
+
 #[test]
 fn a_key_leases_while_it_is_asked_for_often() {
     on_model(async |model| {
