@@ -120,8 +120,9 @@ impl StoreBuilder {
     /// Sets the observer of all limiters of the store, and of the calls to it. The observer is
     /// passed neither tags nor keys. [`Events::store`] is called on the store's thread or its
     /// [runtime](StoreBuilder::on_this_runtime), or on the caller's thread if too many calls are in
-    /// flight, so it must return quickly. A call there that would block the thread is refused at
-    /// once, as [`StoreLimiter`](crate::StoreLimiter) describes.
+    /// flight or a call ends a lease, so it must return quickly, and must not block. A call that
+    /// would block the store's thread is refused at once, as [`StoreLimiter`](crate::StoreLimiter)
+    /// describes.
     /// [`Statistics`](tidegate::Statistics) counts [these events](tidegate::StoreStatistics).
     ///
     /// # Examples
@@ -146,7 +147,7 @@ impl StoreBuilder {
     /// [opened](StoreBuilder::open), instead of on a thread of its own.
     ///
     /// The reply to a request of this runtime then needs no hop to another thread. That hop is a
-    /// sixth of the time of a request without concurrent ones. Concurrent requests share calls, and
+    /// quarter of the time of a request without concurrent ones. Concurrent requests share calls, and
     /// gain less. Choose this if the requests come from tasks of one runtime that lasts as long as
     /// the store. Keep the thread if other runtimes and plain threads make requests too, if calls
     /// block, or if tasks of the runtime work for long between two awaits: the runtime keeps the

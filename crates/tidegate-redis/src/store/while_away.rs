@@ -58,13 +58,16 @@ pub enum WhileAway {
     Share,
     /// Like [`Share`](WhileAway::Share), with this number of processes.
     ShareOf(NonZeroU32),
-    /// Every request is granted.
+    /// Every request that the limits could grant is granted, except in a pause that this process
+    /// knows of. Then a request that may wait until the end of the pause waits, and others, as well
+    /// as reservations, are refused as [`Refusal::Paused`](tidegate::Refusal::Paused).
     Open,
     /// A request that may wait keeps its position in the queue until the store replies again. A
     /// request that does not wait is refused at once, and a request with a maximum wait when that
-    /// wait ends, both as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable). A blocking call
-    /// waits as well, except [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for
-    /// the store.
+    /// wait ends, both as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable), or as
+    /// [`Refusal::Paused`](tidegate::Refusal::Paused) in a pause that this process knows of. A
+    /// blocking call waits as well, except [`reserve`](tidegate::AnyLimiter::reserve), which does
+    /// not wait for the store.
     ///
     /// If the store does not reply to a call in time, it may still have carried the call out. The
     /// requests of such a call are sent again, so their permits may be taken twice: the processes
@@ -72,7 +75,8 @@ pub enum WhileAway {
     Wait,
     /// Every request is refused at once as
     /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable), even one that would wait for its
-    /// turn. Its `retry_after` is the time until the store is tried again.
+    /// turn. Its `retry_after` is the time until the store is tried again. In a pause that this
+    /// process knows of, it is refused as [`Refusal::Paused`](tidegate::Refusal::Paused).
     #[default]
     Closed,
 }
