@@ -34,6 +34,7 @@ pub(crate) struct Member {
 }
 
 /// Limits without a tag, which the sets of all tags share.
+#[derive(Clone)]
 pub(crate) struct Prepared {
     pub(crate) store: Store,
     pub(crate) script: Arc<Script>,

@@ -85,14 +85,8 @@ impl Tags {
         }
         let tags = self.clone();
         let gone = Box::new(move |tag: &str| tags.forget(tag));
-        let Prepared { store, script, members, observers, is_leased } = prepared;
-        let prepared = Prepared {
-            store: store.clone(),
-            script: script.clone(),
-            members: members.clone(),
-            observers: Arc::new(observers.of_key()),
-            is_leased: *is_leased,
-        };
+        let observers = Arc::new(prepared.observers.of_key());
+        let prepared = Prepared { observers, ..prepared.clone() };
         let line = Line::new(&prepared, tag.to_owned(), table.bounds, Some(gone));
         line.set.shadow.store(table.shadow, Ordering::Relaxed);
         if table.is_closed {
