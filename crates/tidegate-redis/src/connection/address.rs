@@ -43,8 +43,7 @@ impl Node {
         }
         let at = if login.is_empty() { "" } else { "@" };
         let node = Node::new(&format!("redis://{login}{at}{host}/{database}"), tls);
-        let why = "has a host that no server can have, or a user or password that is no text";
-        node.ok_or(wrong(why))?.checked()
+        node.ok_or(wrong(TEXT))?.checked()
     }
 
     /// Returns an error if the login is a user without a password.
@@ -113,6 +112,7 @@ const ESCAPE: &str = "has a character that must be escaped: in a user or passwor
 /// The client library would log in as the default user.
 const USER: &str =
     "has a user and no password; a user that needs none is given any, as in redis://user:any@host";
+const TEXT: &str = "has a host that no server can have, or a user or password that is no text";
 const DATABASE: &str = "has a database that is no number from 0 to 2147483647";
 const PORT: &str = "has a port that is no number from 1 to 65535; IPv6 is written in brackets";
 
@@ -165,6 +165,11 @@ impl Address {
         if tls.is_some() {
             return Err(wrong("is that of a socket, which has no TLS: it begins with redis+unix"));
         }
+        const PATH: &str = "has no path of a socket, as redis+unix:///path has";
+        // The client library drops a login and a port before the path.
+        if !rest.starts_with('/') {
+            return Err(wrong(PATH));
+        }
         let query = rest.split_once('?').map_or("", |(_, query)| query);
         for (name, value) in pairs(query)? {
             match name {
@@ -174,7 +179,12 @@ impl Address {
                 _ => return Err(wrong("is that of a socket, and has a field that is not db, user or pass")),
             }
         }
-        let node = Node::new(url, None).ok_or(wrong("has no path of a socket, as redis+unix:///path has"))?;
+        let node = Node::new(url, None).ok_or(wrong(PATH))?;
+        // The client library replaces what is no text.
+        let login = node.info.redis_settings();
+        if [login.username(), login.password()].into_iter().flatten().any(|text| text.contains('\u{FFFD}')) {
+            return Err(wrong(TEXT));
+        }
         node.checked().map(Address::Server)
     }
 
@@ -343,6 +353,11 @@ mod tests {
             ("redis+unix:///tmp/s?database=2", "a field that is not db"),
             ("redis+unix:///tmp/s?db=2&tls", "a field that is not db"),
             ("redis+unix://tmp", "has no path of a socket"),
+            // Bug: the login and the port were dropped.
+            ("redis+unix://u:p@localhost/tmp/s", "has no path of a socket"),
+            ("redis+unix://localhost:1/tmp/s", "has no path of a socket"),
+            // Bug: the password was another one.
+            ("redis+unix:///tmp/s?pass=%FF", "or a user or password that is no text"),
             ("redis://a#insecure", "must be escaped"),
             ("rediss+unix:///tmp/s#x", "must be escaped"),
             ("redis://:p#w@a", "must be escaped"),
