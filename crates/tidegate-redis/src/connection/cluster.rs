@@ -148,13 +148,17 @@ impl Cluster {
             });
         }
         let mut last = Failure::NotRun("no server of the cluster reported its slots".into());
-        let mut doubtful = None;
+        let (mut doubtful, mut misconfigured) = (None, None);
         let first = async {
             while let Some(reply) = asked.join_next().await {
                 match reply {
                     Ok(Ok((_, ranges))) if ranges.is_empty() => {}
                     Ok(Ok((false, ranges))) => return Some(ranges),
                     Ok(Ok((true, ranges))) => doubtful = Some(ranges),
+                    Ok(Err(failure)) if failure.is_misconfigured() => {
+                        *lock(&self.unknown.misconfigured) = Some(failure.clone());
+                        misconfigured = Some(failure);
+                    }
                     Ok(Err(failure)) => last = failure,
                     Err(_) => {}
                 }
@@ -162,7 +166,11 @@ impl Cluster {
             None
         };
         let first = tokio::time::timeout(ANSWER, first).await.ok().flatten();
-        let Some(ranges) = first.or(doubtful) else { return Err(last) };
+        let ranges = first.or(doubtful);
+        // Servers that are away hide no wrong configuration.
+        let misconfigured = misconfigured.filter(|_| ranges.is_none());
+        lock(&self.unknown.misconfigured).clone_from(&misconfigured);
+        let Some(ranges) = ranges else { return Err(misconfigured.unwrap_or(last)) };
         self.learn(&ranges);
         Ok(())
     }
@@ -309,8 +317,10 @@ pub(super) fn slot(key: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::atomic::AtomicUsize;
 
+    use futures_util::future::{Either, select};
     use tokio::time::Instant;
 
     use super::*;
@@ -428,6 +438,45 @@ mod tests {
         server_at(in_doubt).is_suspect.store(true, Ordering::Relaxed);
         alone.ask_for_slots().await.expect("slots");
         assert!(Arc::ptr_eq(&alone.owner(0), &server_at(in_doubt)));
+    }
+
+    /// Starts a server of another protocol. Returns its port.
+    async fn web_server() -> u16 {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                _ = client.read(&mut [0; 4096]).await;
+                _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+            }
+        });
+        port
+    }
+
+    /// Bug: a wrong configuration was taken for an outage while another server of the address was
+    /// silent, and after the first attempt if another server refused connections.
+    #[tokio::test]
+    async fn a_server_that_is_away_hides_no_wrong_configuration() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent = silent.local_addr().map(|address| (silent, address.port())).expect("an address");
+        let cluster = cluster_at(&[silent.1, web_server().await]);
+        let is_known = async {
+            while lock(&cluster.unknown.misconfigured).is_none() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let has_ended =
+            matches!(select(pin!(cluster.ask_for_slots()), pin!(is_known)).await, Either::Left(_));
+        assert!(!has_ended);
+        // A call whose deadline ends meanwhile.
+        assert!(cluster.owner(0).not_connected_in_time().is_misconfigured());
+        drop(silent);
+        for _ in 0..2 {
+            let found = cluster.find(0).await.err();
+            assert!(matches!(found, Some(Failure::Misconfigured(_))), "{found:?}");
+        }
     }
 
     /// Bug: the outage of the stand-in ended with each reply of another server, while a slot had no

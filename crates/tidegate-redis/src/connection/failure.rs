@@ -15,6 +15,12 @@ pub(crate) enum Failure {
     Misconfigured(String),
 }
 
+impl Failure {
+    pub(super) fn is_misconfigured(&self) -> bool {
+        matches!(self, Failure::Misconfigured(_))
+    }
+}
+
 /// What an error says about its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {

@@ -6,8 +6,8 @@
 //! asked again each second.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
@@ -17,6 +17,7 @@ use super::address::Node;
 use super::failure::{Failure, of_connecting};
 use super::link::Link;
 use crate::jitter::jittered;
+use crate::lock::lock;
 
 /// How often the sentinel that reported the primary is asked whether it is still the primary.
 const WATCH: Duration = Duration::from_secs(1);
@@ -55,8 +56,12 @@ impl Sentinels {
     }
 
     /// Connects to the primary: to the first server that a sentinel reports and that reports itself
-    /// to be a primary.
-    pub(super) async fn connect(self: &Arc<Sentinels>) -> Result<(Link, Reported), Failure> {
+    /// to be a primary. Sets `misconfigured` to the failure that the attempt would have if no other
+    /// sentinel replied, if time does not mend that failure.
+    pub(super) async fn connect(
+        self: &Arc<Sentinels>,
+        misconfigured: &Mutex<Option<Failure>>,
+    ) -> Result<(Link, Reported), Failure> {
         // Relaxed: any order of the sentinels is right.
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
         let ask = |rank: usize| async move {
@@ -84,8 +89,12 @@ impl Sentinels {
                 }
                 Err(failure) => failed.push((is_of_primary, rank, failure)),
             }
+            let failure = most_telling(&failed, count);
+            if failure.is_misconfigured() {
+                *lock(misconfigured) = Some(failure);
+            }
         }
-        Err(most_telling(failed))
+        Err(most_telling(&failed, count))
     }
 
     /// Returns the address of the primary that one sentinel reports over a link, which is made if
@@ -129,18 +138,19 @@ impl Reported {
     }
 }
 
-/// Returns the failure to report if all attempts have failed: whether each is of a primary, and its
-/// rank. A primary that a sentinel reported counts more than a sentinel. Of sentinels, those that
-/// are away hide those that know no primary, which may have lost their state, unless these are
-/// more. Of equal failures that of the last sentinel in the order of the address is returned,
-/// whichever replies last.
-fn most_telling(failed: Vec<(bool, usize, Failure)>) -> Failure {
-    let is_away = |failure: &Failure| !matches!(failure, Failure::Misconfigured(_));
-    let away = failed.iter().filter(|(.., failure)| is_away(failure)).count();
-    let outage = 2 * away >= failed.len();
-    let order = |of: &(bool, usize, Failure)| (of.0, is_away(&of.2) == outage, of.1);
-    let last = failed.into_iter().max_by_key(order);
-    last.map_or_else(|| Failure::NotRun("no sentinel reported a primary".into()), |(.., failure)| failure)
+/// Returns the failure to report if these attempts have failed: whether each is of a primary, and
+/// its rank. Those of the `count` sentinels that are missing count as away. A primary that a
+/// sentinel reported counts more than a sentinel. Of sentinels, those that are away hide those that
+/// know no primary, which may have lost their state, unless these are more. Of equal failures that
+/// of the last sentinel in the order of the address is returned, whichever replies last.
+fn most_telling(failed: &[(bool, usize, Failure)], count: usize) -> Failure {
+    let misconfigured = failed.iter().filter(|(.., failure)| failure.is_misconfigured()).count();
+    let outage = 2 * misconfigured <= count;
+    let order = |of: &&(bool, usize, Failure)| (of.0, of.2.is_misconfigured() != outage, of.1);
+    // The last of equal ones counts, so this one counts only for the others.
+    let silent = (false, 0, Failure::NotRun("no sentinel reported a primary".into()));
+    let last = std::iter::once(&silent).chain(failed).max_by_key(order);
+    last.unwrap_or(&silent).2.clone()
 }
 
 async fn in_time<T>(reply: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
@@ -159,6 +169,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::sync::atomic::AtomicU16;
 
+    use futures_util::future::{Either, select};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -227,10 +238,47 @@ mod tests {
             ([&two, &absent], false),
         ] {
             let url = format!("redis+sentinel://{},{}/name", sentinels[0], sentinels[1]);
-            let Err(failure) = sentinels_at(&url).connect().await else { panic!("a link") };
+            let Err(failure) = sentinels_at(&url).connect(&Mutex::default()).await else { panic!("a link") };
             assert_eq!(matches!(failure, Failure::NotRun(_)), is_outage, "{url}: {failure:?}");
         }
     }
+
+    /// Bug: a wrong password was taken for an outage while a sentinel was silent.
+    #[tokio::test]
+    async fn a_silent_sentinel_hides_no_wrong_password() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent = socket.local_addr().expect("an address");
+        let wrong = |command: &str| command.contains("ROLE").then(|| "-WRONGPASS no\r\n".to_owned());
+        let port = server(wrong).await.port();
+        let informed = sentinel(move || at_port(port)).await;
+        let sentinels = sentinels_at(&format!("redis+sentinel://{silent},{informed}/name"));
+        let misconfigured = Mutex::<Option<Failure>>::default();
+        let is_known = async {
+            while lock(&misconfigured).is_none() {
+                tokio::task::yield_now().await;
+            }
+        };
+        // A call whose deadline ends meanwhile fails with it.
+        let has_ended =
+            matches!(select(pin!(sentinels.connect(&misconfigured)), pin!(is_known)).await, Either::Left(_));
+        assert!(!has_ended);
+    }
+
+    /// A failure counts before the attempt ends if no further reply changes it.
+    #[test]
+    fn sentinels_without_a_reply_count_as_away() {
+        let wrong = || Failure::Misconfigured("wrong".into());
+        for (failed, count, is_outage) in [
+            (vec![(false, 0, wrong())], 1, false),
+            (vec![(false, 0, wrong())], 2, true),
+            (vec![(false, 0, wrong()), (false, 1, wrong())], 3, false),
+            (vec![(true, 0, wrong())], 3, false),
+        ] {
+            let failure = most_telling(&failed, count);
+            assert_eq!(!failure.is_misconfigured(), is_outage, "{failed:?} of {count}");
+        }
+    }
+
     /// Bug: attempts to connect that ran side by side shared what the sentinels had reported. A
     /// connection to the old primary stayed if another attempt had found the new one.
     #[tokio::test(start_paused = true)]
@@ -242,9 +290,11 @@ mod tests {
         let reports = reported.clone();
         let sentinel = sentinel(move || at_port(reports.load(Ordering::Relaxed))).await;
         let sentinels = sentinels_at(&format!("redis+sentinel://{sentinel}/name"));
-        let Ok((_used, reported_first)) = sentinels.connect().await else { panic!("no link") };
+        let Ok((_used, reported_first)) = sentinels.connect(&Mutex::default()).await else {
+            panic!("no link")
+        };
         reported.store(new, Ordering::Relaxed);
-        let Ok(_unused) = sentinels.connect().await else { panic!("no link") };
+        let Ok(_unused) = sentinels.connect(&Mutex::default()).await else { panic!("no link") };
         let ends = tokio::time::timeout(10 * WATCH, reported_first.replaced());
         assert!(ends.await.is_ok(), "the connection to the old primary stays");
     }

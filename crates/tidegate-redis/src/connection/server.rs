@@ -48,6 +48,9 @@ pub(crate) struct Server {
     connections: AtomicU64,
     /// Set after a failure that time does not mend.
     rest: Mutex<Option<Rest>>,
+    /// A failure that time does not mend, of the last attempt to connect or of the one in progress.
+    /// A call whose deadline ends before the attempt does fails with it.
+    pub(super) misconfigured: Mutex<Option<Failure>>,
     /// For each script that the server did not know, by its hash: the number of texts that the
     /// server had been sent, up to the last text of this script. Held while a call with that text
     /// is in flight.
@@ -156,7 +159,9 @@ impl Server {
         {
             return Err(rest.failure.clone());
         }
-        let made = first_made(|| self.wire.connect()).await;
+        let made = first_made(|| self.wire.connect(&self.misconfigured)).await;
+        let misconfigured = made.as_ref().err().filter(|failure| failure.is_misconfigured());
+        *lock(&self.misconfigured) = misconfigured.cloned();
         *lock(&self.rest) = match &made {
             Err(failure @ Failure::Misconfigured(_)) => {
                 let length = next_rest(last.map(|rest| rest.length));
@@ -186,6 +191,9 @@ impl Server {
     /// good: the next call asks the cluster for its successor.
     pub(crate) fn not_connected_in_time(&self) -> Failure {
         self.is_suspect.store(true, Ordering::Relaxed);
+        if let Some(failure) = &*lock(&self.misconfigured) {
+            return failure.clone();
+        }
         let is_in_handshake = matches!(&self.wire, Wire::Server { node, .. } if node.is_in_handshake());
         Failure::NotRun(match is_in_handshake {
             true => "TLS: the handshake was not answered in time, as by a port without TLS".into(),

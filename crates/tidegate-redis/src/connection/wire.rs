@@ -1,6 +1,6 @@
 //! The link between a store and its server: a connection of the client library, or a model of one.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use redis::{Cmd, RedisError, Value};
@@ -34,12 +34,16 @@ pub(crate) enum Connection {
 
 impl Wire {
     /// Connects. The caller sets the deadline of all attempts. Also returns what a sentinel
-    /// reported, which may report another server later.
-    pub(super) async fn connect(&self) -> Result<(Connection, Option<Reported>), Failure> {
+    /// reported, which may report another server later. `misconfigured` is set as by
+    /// [`Sentinels::connect`].
+    pub(super) async fn connect(
+        &self,
+        misconfigured: &Mutex<Option<Failure>>,
+    ) -> Result<(Connection, Option<Reported>), Failure> {
         let (mut link, key, reported) = match self {
             Wire::Server { node, key } => (Link::connect(node).await?, key.as_deref(), None),
             Wire::Sentinels { sentinels, key } => {
-                let (link, reported) = sentinels.connect().await?;
+                let (link, reported) = sentinels.connect(misconfigured).await?;
                 (link, Some(key.as_str()), Some(reported))
             }
             Wire::Nowhere => return Err(Failure::NotRun("no server is known".into())),

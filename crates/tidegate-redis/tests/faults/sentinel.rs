@@ -1,6 +1,7 @@
 //! A primary, its replica, and the sentinels that fail over from one to the other.
 
 use std::net::TcpListener;
+use std::time::Duration;
 
 use tidegate_redis::{Store, StoreError};
 
@@ -128,6 +129,11 @@ async fn a_wrong_name_or_password_is_no_outage() {
     // The login of the servers is not valid at the sentinels.
     let url = group.url("main", "of-servers").replace("of-sentinels", "of-servers");
     assert!(!trouble(url).await.is_away());
+    // Bug: requests passed without the store while a sentinel was silent.
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = group.url_behind(&socket.local_addr().unwrap().to_string(), "main", "pass-word");
+    let (store, limiter) = load::open(Store::builder(url).timeout(Duration::from_secs(1)));
+    assert_eq!(load::ask_times(&limiter, 3).await.refused, 3, "{:?}", store.trouble());
 }
 
 /// The rules in the documentation, and those without one of their commands.
