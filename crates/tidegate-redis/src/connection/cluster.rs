@@ -479,6 +479,24 @@ mod tests {
         }
     }
 
+    /// Bug: a server that did not let this process log in any more kept its slots here for ever,
+    /// although another server had them.
+    #[tokio::test]
+    async fn a_server_that_cannot_be_logged_in_to_is_in_doubt() {
+        let former = web_server().await;
+        let owner = server(first_slot, || std::future::ready(())).await;
+        let cluster = cluster_at(&[owner]);
+        cluster.learn(&[Range { first: 0, last: 0, host: "127.0.0.1".into(), port: former }]);
+        let servers = Servers::Cluster(cluster.clone());
+        let (ping, script) = (redis::cmd("PING"), crate::script::Script::new("return 1".into()));
+        let mut is_ok = [false; 2];
+        for is_ok in &mut is_ok {
+            let sent = Sent::new(&cluster.owner(0), Admission::Allow);
+            *is_ok = servers.call(&ping, &script, None, &sent, Duration::MAX).await.is_ok();
+        }
+        assert_eq!(is_ok, [false, true]);
+    }
+
     /// Bug: the outage of the stand-in ended with each reply of another server, while a slot had no
     /// server.
     #[test]

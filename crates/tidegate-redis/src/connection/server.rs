@@ -164,6 +164,8 @@ impl Server {
         *lock(&self.misconfigured) = misconfigured.cloned();
         *lock(&self.rest) = match &made {
             Err(failure @ Failure::Misconfigured(_)) => {
+                // Its address may be that of another service by now.
+                self.is_suspect.store(true, Ordering::Relaxed);
                 let length = next_rest(last.map(|rest| rest.length));
                 let end = tokio::time::Instant::now() + jittered(length);
                 Some(Rest { length, end, failure: failure.clone() })
