@@ -108,6 +108,13 @@ impl Sent {
         }
     }
 
+    /// Leads the call to another server, as a redirection does.
+    #[cfg(test)]
+    pub(crate) fn is_led_to(&self, server: &Arc<Server>) {
+        self.is_redirected();
+        assert_eq!(self.leads_to(server, Duration::MAX), Ok(()));
+    }
+
     /// Begins an attempt at a server. An earlier one did not run, or its outcome is known.
     pub(super) fn tries(&self, server: &Arc<Server>) {
         let last = &mut lock(&self.0).last;

@@ -227,16 +227,15 @@ impl Shared {
             let left = reply_within.saturating_sub(came.elapsed());
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await.ok();
             // A cluster may lead the call to another server than the first. The breaker of that
-            // server then admits the call.
-            if let Some(attempt) = sent.last()
-                && !Arc::ptr_eq(&attempt.server, &last.server)
-            {
-                last = attempt;
-            }
+            // server then admits the call, and the rest of this period is too short for its reply.
+            let attempt = sent.last().filter(|attempt| !Arc::ptr_eq(&attempt.server, &last.server));
+            let is_led = attempt.is_some();
+            last = attempt.unwrap_or(last);
             let replies = last.server.replies();
             let has_replied = std::mem::replace(&mut last.replies, replies) != replies;
             // The replies to others may have come over a newer connection.
-            if outcome.is_some() || !has_replied || left <= self.timeout || sent.is_on_old_connection() {
+            let goes_on = (has_replied || is_led) && left > self.timeout && !sent.is_on_old_connection();
+            if outcome.is_some() || !goes_on {
                 return (outcome, last, has_replied);
             }
         }
@@ -357,6 +356,36 @@ mod tests {
     use super::*;
     use crate::connection::Address;
     use crate::key;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Bug: a call without a deadline that was redirected late was given up after the few remaining
+    /// milliseconds of the timeout, with the connection of the server that it was led to.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_a_call_is_led_to_has_time_for_its_reply() {
+        let address = Address::read("redis+cluster://127.0.0.1:1", None).expect("an address");
+        let servers = Servers::at(address, key::of_test("tidegate"));
+        let builder = Store::builder("redis+cluster://127.0.0.1:1").timeout(50 * MS);
+        let (store, _work) = builder.parts(servers).expect("a store");
+        let shared = &store.0.shared;
+        shared.servers.find_all(2);
+        let [from, to] = ["{user1000}", "foo"].map(|key| shared.servers.server_of_key(key));
+        for (takes, is_replied) in [(20 * MS, true), (Duration::MAX, false)] {
+            let (sent, came) = (Sent::new(&from, Admission::Allow), Instant::now());
+            let (server, admission) = (from.clone(), Admission::Allow);
+            let first = LastAttempt { server, admission, began: came, replies: 0 };
+            let call = pin!(async {
+                tokio::time::sleep(45 * MS).await;
+                sent.is_led_to(&to);
+                tokio::time::sleep(takes).await;
+                Ok(Value::Nil)
+            });
+            let (outcome, last, _) = shared.outcome(call, &sent, first, came, Duration::MAX).await;
+            assert!(outcome.is_some() == is_replied && Arc::ptr_eq(&last.server, &to));
+            let ends = if is_replied { 65 * MS } else { 2 * store.timeout() };
+            assert_eq!(came.elapsed(), ends);
+        }
+    }
 
     /// If an attempt that was slower than five calls found the servers of a cluster, the store
     /// stayed away for ever, and was never reported as back.
