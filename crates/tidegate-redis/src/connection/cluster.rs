@@ -492,7 +492,8 @@ mod tests {
         let mut is_ok = [false; 2];
         for is_ok in &mut is_ok {
             let sent = Sent::new(&cluster.owner(0), Admission::Allow);
-            *is_ok = servers.call(&ping, &script, None, &sent, Duration::MAX).await.is_ok();
+            let call = servers.call(&ping, &script, None, &sent, Duration::MAX, |_, _| ());
+            *is_ok = call.await.is_ok();
         }
         assert_eq!(is_ok, [false, true]);
     }

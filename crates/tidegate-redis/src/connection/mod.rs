@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use crate::breaker::Admission;
 use crate::lock::lock;
 use crate::script::Script;
 use cluster::{Cluster, slot, slot_of};
@@ -153,6 +154,8 @@ impl Servers {
     /// Makes a call by the hash of its script, or by the text if the server does not know the hash.
     /// The call is repeated only if the server reported that it did not carry the call out. `sent`
     /// records the attempts. A server to which the call is led admits it for `timeout`.
+    /// `redirected_by` is called with each server that redirects the call, and so has replied, and
+    /// with how its breaker admitted the call.
     pub(crate) async fn call(
         &self,
         by_hash: &Cmd,
@@ -160,6 +163,7 @@ impl Servers {
         mut begun: Option<SentCall>,
         sent: &Sent,
         timeout: Duration,
+        redirected_by: impl Fn(&Server, Admission),
     ) -> Result<Value, NoReply> {
         let (mut redirections, mut repeated, mut retried_hash) = (0, false, false);
         // A redirection names the server, and whether that server must be asked to make an
@@ -220,7 +224,7 @@ impl Servers {
                         server.is_suspect.store(true, Ordering::Relaxed);
                         return Err(failure.into());
                     };
-                    sent.is_redirected();
+                    sent.is_redirected(&redirected_by);
                     redirected = Some((next, !moved));
                 }
                 (Meaning::Moved(_) | Meaning::Ask(_), Servers::One(_)) => {

@@ -13,14 +13,7 @@ use crate::lock::lock;
 /// The attempts of a call, for the deadline that ends the call, and for the breakers of the servers
 /// that it was sent to.
 #[derive(Default)]
-pub(crate) struct Sent(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    last: Option<Attempt>,
-    /// The servers that redirected the call, and so replied to it.
-    redirected_by: Vec<Admitted>,
-}
+pub(crate) struct Sent(Mutex<Option<Attempt>>);
 
 /// A server, and how its breaker admitted the call.
 struct Admitted {
@@ -80,15 +73,14 @@ pub(crate) struct LastAttempt {
 impl Sent {
     /// The attempts of a call that the breaker of this server has admitted.
     pub(crate) fn new(server: &Arc<Server>, admission: Admission) -> Sent {
-        let last = Some(Attempt::new(server, admission));
-        Sent(Mutex::new(State { last, ..State::default() }))
+        Sent(Mutex::new(Some(Attempt::new(server, admission))))
     }
 
     /// Notes that the call goes to `server`, if the breaker of `server` admits the call. Otherwise
     /// returns for how long `server` rests.
     pub(super) fn leads_to(&self, server: &Arc<Server>, timeout: Duration) -> Result<(), Duration> {
-        let mut state = lock(&self.0);
-        if state.last.as_ref().is_some_and(|last| Arc::ptr_eq(&last.at.server, server)) {
+        let mut last = lock(&self.0);
+        if last.as_ref().is_some_and(|last| Arc::ptr_eq(&last.at.server, server)) {
             return Ok(());
         }
         let admission = lock(&server.breaker).admit(Instant::now(), timeout);
@@ -96,41 +88,42 @@ impl Sent {
             return Err(rest);
         }
         // If this call was to probe the server before, that probe ends here without an outcome.
-        state.last = Some(Attempt::new(server, admission));
+        *last = Some(Attempt::new(server, admission));
         Ok(())
     }
 
-    /// Notes that the server of the last attempt redirected the call.
-    pub(super) fn is_redirected(&self) {
-        let mut state = lock(&self.0);
-        if let Some(Attempt { at, .. }) = state.last.take() {
-            state.redirected_by.push(at);
+    /// Ends the last attempt, whose server redirected the call. If it was to probe the server, the
+    /// probe ends after `by`.
+    pub(super) fn is_redirected(&self, by: impl FnOnce(&Server, Admission)) {
+        let last = lock(&self.0).take();
+        if let Some(Attempt { at, .. }) = last {
+            by(&at.server, at.admission);
         }
     }
 
     /// Leads the call to another server, as a redirection does.
     #[cfg(test)]
     pub(crate) fn is_led_to(&self, server: &Arc<Server>) {
-        self.is_redirected();
+        self.is_redirected(|_, _| ());
         assert_eq!(self.leads_to(server, Duration::MAX), Ok(()));
     }
 
     /// Begins an attempt at a server. An earlier one did not run, or its outcome is known.
     pub(super) fn tries(&self, server: &Arc<Server>) {
-        let last = &mut lock(&self.0).last;
+        let mut last = lock(&self.0);
         last.get_or_insert_with(|| Attempt::new(server, Admission::Allow)).stage = Stage::Connects;
     }
 
     /// Notes that the call waits for the slots of a cluster.
     pub(super) fn asks_for_slots(&self) {
-        if let Some(last) = &mut lock(&self.0).last {
+        if let Some(last) = &mut *lock(&self.0) {
             last.stage = Stage::Connects;
         }
     }
 
     /// Notes that the call leaves over the connection of this number.
     pub(super) fn by(&self, number: u64, replies: u64, is_new: bool) {
-        if let Some(last) = &mut lock(&self.0).last {
+        if let Some(last) = &mut *lock(&self.0) {
             if last.number != Some(number) {
                 (last.number, last.replies, last.is_new) = (Some(number), replies, is_new);
             }
@@ -140,19 +133,18 @@ impl Sent {
 
     /// Ends the attempt: the call did not run, or its outcome is known.
     pub(super) fn withdraw(&self) {
-        if let Some(last) = &mut lock(&self.0).last {
+        if let Some(last) = &mut *lock(&self.0) {
             last.stage = Stage::Waits;
         }
     }
 
     /// Returns whether the last attempt probes its server.
     pub(super) fn is_probe(&self) -> bool {
-        lock(&self.0).last.as_ref().is_some_and(|last| last.at.admission == Admission::Probe)
+        lock(&self.0).as_ref().is_some_and(|last| last.at.admission == Admission::Probe)
     }
 
     pub(crate) fn last(&self) -> Option<LastAttempt> {
-        let state = lock(&self.0);
-        state.last.as_ref().map(|Attempt { at, began, replies, .. }| LastAttempt {
+        lock(&self.0).as_ref().map(|Attempt { at, began, replies, .. }| LastAttempt {
             server: at.server.clone(),
             admission: at.admission,
             began: *began,
@@ -160,15 +152,10 @@ impl Sent {
         })
     }
 
-    /// The servers that redirected the call, and how their breakers admitted it.
-    pub(crate) fn redirected_by(&self) -> Vec<(Arc<Server>, Admission)> {
-        lock(&self.0).redirected_by.iter().map(|by| (by.server.clone(), by.admission)).collect()
-    }
-
     /// Returns whether the call waits for a reply over a connection that is not used any more.
     pub(crate) fn is_on_old_connection(&self) -> bool {
-        let state = lock(&self.0);
-        let sent = state.last.as_ref().filter(|last| last.stage == Stage::Left);
+        let last = lock(&self.0);
+        let sent = last.as_ref().filter(|last| last.stage == Stage::Left);
         sent.is_some_and(|last| last.number.is_some_and(|number| !last.at.server.uses(number)))
     }
 
@@ -176,8 +163,8 @@ impl Sent {
     /// was long enough for a reply, no further call uses the connection, because it may lead to a
     /// server that is gone. Returns how far the call was.
     pub(crate) fn give_up(&self, was_long: bool) -> Stage {
-        let state = lock(&self.0);
-        let Some(Attempt { at, number, replies, is_new, stage, .. }) = &state.last else {
+        let last = lock(&self.0);
+        let Some(Attempt { at, number, replies, is_new, stage, .. }) = &*last else {
             return Stage::Waits;
         };
         if was_long && !is_new && at.server.replies() == *replies {
@@ -210,14 +197,13 @@ mod tests {
         let led = || {
             let sent = Sent::new(&from, Admission::Allow);
             assert_eq!(sent.leads_to(&from, TIMEOUT), Ok(()));
-            sent.is_redirected();
+            sent.is_redirected(|_, _| ());
             let led = sent.leads_to(&to, TIMEOUT);
             (sent, led)
         };
         let (sent, led_now) = led();
         let rest = led_now.expect_err("a rest");
         assert!(rest > TIMEOUT && sent.last().is_none());
-        assert_eq!(sent.redirected_by().len(), 1);
         tokio::time::advance(rest).await;
         let (probing, led_now) = led();
         assert_eq!(led_now, Ok(()));
@@ -237,10 +223,10 @@ mod tests {
         let (from, to) = (server(), server());
         let sent = Sent::new(&from, Admission::Probe);
         sent.tries(&from);
-        sent.is_redirected();
+        let mut by = None;
+        sent.is_redirected(|server, admission| by = Some((std::ptr::eq(server, &*from), admission)));
+        assert_eq!(by, Some((true, Admission::Probe)));
         assert_eq!(sent.leads_to(&to, TIMEOUT), Ok(()));
-        let by = sent.redirected_by();
-        assert!(matches!(&by[..], [(server, Admission::Probe)] if Arc::ptr_eq(server, &from)));
         assert_eq!(sent.last().expect("an attempt").admission, Admission::Allow);
     }
 }

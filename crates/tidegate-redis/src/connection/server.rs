@@ -373,7 +373,7 @@ mod tests {
         let server = servers.server_of(&ping);
         for (admission, expected) in [(Admission::Allow, 1), (Admission::Probe, 1), (Admission::Probe, 2)] {
             let sent = Sent::new(&server, admission);
-            let reply = servers.call(&ping, &script, None, &sent, Duration::MAX).await;
+            let reply = servers.call(&ping, &script, None, &sent, Duration::MAX, |_, _| ()).await;
             assert!(matches!(reply, Err(NoReply::Failed(Failure::NotRun(_)))));
             let is_probe = admission == Admission::Probe;
             assert_eq!(connections.load(Ordering::Relaxed), expected, "probes: {is_probe}");

@@ -168,11 +168,9 @@ impl Shared {
         let sent = Sent::new(&server, admission);
         let first =
             LastAttempt { server: server.clone(), admission, began: asked, replies: server.replies() };
-        let call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout));
+        let redirected = |server: &Server, admission| self.note_reply(server, admission, asked);
+        let call = pin!(self.servers.call(by_hash, script, begun, &sent, self.timeout, redirected));
         let (outcome, last, has_replied) = self.outcome(call, &sent, first, came, reply_within).await;
-        for (server, admission) in sent.redirected_by() {
-            self.note_reply(&server, admission, asked);
-        }
         let is_led = !Arc::ptr_eq(&last.server, &server);
         // A server that replied to others is not away. The remaining time of a call that queued, or
         // was redirected, may have been too short to judge the server.
@@ -353,6 +351,10 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio::sync::Notify;
+
     use super::*;
     use crate::connection::Address;
     use crate::key;
@@ -385,6 +387,83 @@ mod tests {
             let ends = if is_replied { 65 * MS } else { 2 * store.timeout() };
             assert_eq!(came.elapsed(), ends);
         }
+    }
+
+    /// Starts a server of a cluster that replies `OK` to each command, except this to some.
+    async fn serve<F>(listener: TcpListener, reply: impl Fn(String) -> F + Clone + Send + 'static)
+    where
+        F: Future<Output = Option<String>> + Send,
+    {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let reply = reply.clone();
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                    let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                    for command in text.split('*').skip(1) {
+                        let reply = reply(command.to_owned()).await.unwrap_or_else(|| "+OK\r\n".to_owned());
+                        client.write_all(reply.as_bytes()).await.expect("a client that reads");
+                    }
+                }
+            });
+        }
+    }
+
+    /// Bug: while a probing call that a server had redirected waited for its reply, the other calls
+    /// to that server were skipped.
+    #[tokio::test]
+    async fn a_server_that_redirects_a_probing_call_is_back_at_once() {
+        let (from, to) = (TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await);
+        let [from, to] = [from, to].map(|listener| listener.expect("a port"));
+        let [first, second] = [&from, &to].map(|listener| listener.local_addr().expect("an address").port());
+        tokio::spawn(serve(from, move |command| async move {
+            match command {
+                _ if command.contains("SLOTS") => {
+                    Some(format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{first}\r\n"))
+                }
+                _ if command.contains("PING") => Some(format!("-MOVED 0 127.0.0.1:{second}\r\n")),
+                _ => None,
+            }
+        }));
+        let (asked, replies) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (is_asked, may_reply) = (asked.clone(), replies.clone());
+        tokio::spawn(serve(to, move |command| {
+            let (is_asked, may_reply) = (is_asked.clone(), may_reply.clone());
+            async move {
+                if command.contains("PING") {
+                    is_asked.notify_one();
+                    may_reply.notified().await;
+                }
+                None
+            }
+        }));
+        let url = format!("redis+cluster://127.0.0.1:{first}");
+        let servers = Servers::at(Address::read(&url, None).expect("an address"), key::of_test("tidegate"));
+        let counts = Arc::new(tidegate::Statistics::new());
+        let builder = Store::builder(url).timeout(Duration::from_secs(100)).observed_by(counts.clone());
+        let (store, work) = builder.parts(servers).expect("a store");
+        tokio::spawn(work);
+        let (shared, script) = (store.0.shared.clone(), Arc::new(Script::new("return 1".into())));
+        let mut of_from = redis::cmd("EVALSHA");
+        of_from.arg("hash").arg(1).arg("foo");
+        let ask = |call: &Cmd| store.ask(call.clone(), script.clone(), Deadline::of(store.timeout()));
+        assert!(ask(&of_from).await.is_ok());
+        let server = shared.servers.server_of(&of_from);
+        for _ in 0..5 {
+            shared.failed(&server, Admission::Allow, Failure::NotRun("away".into()), false);
+        }
+        lock(&server.breaker).connected(Instant::now());
+        let ping = redis::cmd("PING");
+        let others = async {
+            asked.notified().await;
+            let answer = ask(&of_from).await;
+            replies.notify_one();
+            answer
+        };
+        let (probing, other) = tokio::join!(ask(&ping), others);
+        assert!(probing.is_ok() && other.is_ok(), "{other:?}");
+        let closed = counts.snapshot().store.breaker_closed;
+        assert_eq!((store.counts().skipped, store.recoveries(), closed), (0, 1, 1));
     }
 
     /// If an attempt that was slower than five calls found the servers of a cluster, the store
