@@ -72,7 +72,7 @@ use crate::policy::bucket::terms::{More, Numbers, PLACEHOLDER_INTERVAL, Terms, s
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
-use crate::policy::{PolicyStatus, limited, limited_for_now, ticks};
+use crate::policy::{PolicyStatus, ticks};
 use crate::sync::{AtomicU64, MAX_RETRIES, Ordering, spin_loop};
 use crate::time::Nanos;
 
@@ -228,11 +228,31 @@ pub(crate) enum Start {
 pub(crate) enum NotTaken {
     /// Without a limit there is nothing to take.
     Free,
-    Refused(Refusal),
-    /// The request costs more than a bucket of these terms ever holds.
-    Never,
+    Refused(RefusalParts),
     /// The bucket is closed.
     Closed,
+}
+
+/// A refusal as its parts. A call that is not inlined returns these instead of a [`Refusal`]. If it
+/// returned the refusal, the compiler would give the result of the caller one place in memory for
+/// all paths. The path without the call would then write the refusal there by parts and read it as
+/// a whole, for which a processor waits some nanoseconds.
+pub(crate) enum RefusalParts {
+    Limited(Nanos),
+    ZeroPermits,
+    ExceedsLimit(u32),
+}
+
+impl RefusalParts {
+    /// Returns the refusal of a request for `n` permits.
+    #[inline(always)]
+    fn whole(self, n: u32) -> Refusal {
+        match self {
+            RefusalParts::Limited(retry_after) => Refusal::Limited { retry_after },
+            RefusalParts::ZeroPermits => Refusal::ZeroPermits,
+            RefusalParts::ExceedsLimit(limit) => Refusal::ExceedsLimit { requested: n, limit },
+        }
+    }
 }
 
 pub(crate) struct Bucket {
@@ -328,16 +348,17 @@ impl Bucket {
     #[inline]
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
         // A request for one permit is never refused for ever: another rate may grant it.
-        if n == 1 { Ok(()) } else { self.check_by(&self.numbers_and_more().1, n) }
+        if n == 1 {
+            return Ok(());
+        }
+        self.check_by(&self.numbers_and_more().1, n).map_err(|parts| parts.whole(n))
     }
 
     #[inline]
-    fn check_by(&self, more: &More, n: u32) -> Result<(), Refusal> {
+    fn check_by(&self, more: &More, n: u32) -> Result<(), RefusalParts> {
         match n {
-            0 => Err(Refusal::ZeroPermits),
-            2.. if n > more.most && !self.grows_to_fit => {
-                Err(Refusal::ExceedsLimit { requested: n, limit: more.most })
-            }
+            0 => Err(RefusalParts::ZeroPermits),
+            2.. if n > more.most && !self.grows_to_fit => Err(RefusalParts::ExceedsLimit(more.most)),
             _ => Ok(()),
         }
     }
@@ -349,12 +370,15 @@ impl Bucket {
         at: Nanos,
         n: u32,
     ) -> Result<BucketCharge, Refusal> {
-        if n == 1 { self.try_acquire_one(state, at) } else { self.try_acquire_any(state, at, n, true) }
+        if n == 1 {
+            return self.try_acquire_one(state, at);
+        }
+        self.try_acquire_any(state, at, n, true).map_err(|parts| parts.whole(n))
     }
 
     /// Takes one permit of a bucket that is [`PLAIN`]: the rule of [`take`](Bucket::take) with two
     /// numbers instead of ten.
-    #[inline]
+    #[inline(always)]
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
@@ -377,17 +401,14 @@ impl Bucket {
         match answer {
             Ok(charge) => Ok(charge),
             Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
-            // Relaxed: a hint that chooses the path. Each path checks the mode itself.
-            Err(None) if self.hot.mode.load(Ordering::Relaxed) == IN_STEPS => {
-                self.try_acquire_stepped(state, at)
-            }
-            Err(None) => self.try_acquire_any(state, at, 1, true),
+            Err(None) => self.try_acquire_stepped(state, at).map_err(|parts| parts.whole(1)),
         }
     }
 
-    /// Takes one permit of a bucket that is open, refilled in steps, and has not been full.
+    /// Takes one permit of a bucket that is not [`PLAIN`]: by a short rule if the bucket is open,
+    /// refilled in steps, and has not been full.
     #[inline(never)]
-    fn try_acquire_stepped(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
+    fn try_acquire_stepped(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, RefusalParts> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
             // After the word, and Acquire, as in `try_acquire_one`.
@@ -407,7 +428,7 @@ impl Bucket {
         });
         match answer {
             Ok(charge) => Ok(charge),
-            Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
+            Err(Some(due)) => Err(RefusalParts::Limited(ticks::between(tick, due))),
             Err(None) => self.try_acquire_any(state, at, 1, true),
         }
     }
@@ -421,7 +442,7 @@ impl Bucket {
         at: Nanos,
         n: u32,
         again: bool,
-    ) -> Result<BucketCharge, Refusal> {
+    ) -> Result<BucketCharge, RefusalParts> {
         let answer = update(&state.zero, |zero| {
             // After the word, and Acquire, as in `try_acquire_one`.
             if self.hot.mode.load(Ordering::Acquire) == CLOSED {
@@ -435,16 +456,16 @@ impl Bucket {
         match answer {
             Ok(charge) => Ok(charge),
             Err(NotTaken::Free) => Ok(BucketCharge::NONE),
-            Err(NotTaken::Refused(refusal)) => Err(refusal),
-            Err(NotTaken::Never) => Err(limited(Nanos::MAX, at)),
+            Err(NotTaken::Refused(parts)) => Err(parts),
             Err(NotTaken::Closed) if again => self.retry_closed(state, at, n),
-            Err(NotTaken::Closed) => Err(limited_for_now(at)),
+            // A request never waits for a change that has stalled; it may retry a nanosecond later.
+            Err(NotTaken::Closed) => Err(RefusalParts::Limited(Nanos::new(1))),
         }
     }
 
     /// Retries a bucket that was closed. A change nearly always ends within this many retries.
     #[cold]
-    fn retry_closed(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
+    fn retry_closed(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, RefusalParts> {
         for _ in 0..MAX_RETRIES {
             // Relaxed: a hint only. The attempt below checks again, after it has loaded the word.
             if self.hot.mode.load(Ordering::Relaxed) != CLOSED {
@@ -468,12 +489,15 @@ impl Bucket {
         }
         let reach = self.reach(&numbers, price);
         if price > reach {
-            return Err(NotTaken::Never);
+            // The request costs more than a bucket of these terms ever holds.
+            return Err(NotTaken::Refused(RefusalParts::Limited(Nanos::MAX)));
         }
         let tick = numbers.tick(at);
         let after = numbers.step_tick(zero).max(tick.saturating_sub(reach)).saturating_add(price);
         if after > tick {
-            return Err(NotTaken::Refused(limited(numbers.time_of(after), at)));
+            return Err(NotTaken::Refused(RefusalParts::Limited(
+                numbers.time_of(after).saturating_since(at),
+            )));
         }
         let after = numbers.word_of(after);
         Ok((after, BucketCharge { n, used: 0, before: zero, after }))
