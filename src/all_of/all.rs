@@ -62,6 +62,19 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
     /// The cost of a request that does not name this member, if it was set.
     pub(crate) cost: Option<u32>,
+    /// For a placeholder, the key in its limiter of keys. The placeholder lets each request pass.
+    pub(crate) placeholder_of: Option<Arc<dyn AbsentKey>>,
+}
+
+/// A key of a limiter of keys, in a composite that has no limiter of the key. Each call looks the
+/// key up.
+pub(crate) trait AbsentKey: Send + Sync {
+    /// Charges the key, which is added if it is new and has room.
+    fn debit(&self, n: u32);
+
+    fn refund(&self, n: u32);
+
+    fn status(&self) -> Status;
 }
 
 #[derive(Clone)]
@@ -158,7 +171,7 @@ impl Drop for Permits {
 
 impl Entry {
     pub(crate) fn new(name: Name, kind: Kind) -> Entry {
-        Entry { name, kind, cost: None }
+        Entry { name, kind, cost: None, placeholder_of: None }
     }
 
     /// Returns whether the number of a request that names no member applies to this one.
@@ -174,10 +187,29 @@ impl Entry {
         }
     }
 
+    /// Charges permits that are not part of a grant. Does nothing to a counting limit.
+    pub(crate) fn debit(&self, n: u32) {
+        match (&self.placeholder_of, &self.kind) {
+            (Some(key), _) => key.debit(n),
+            (None, Kind::Rate(member)) => member.debit(n),
+            (None, Kind::Counting(_)) => {}
+        }
+    }
+
+    /// Gives back permits that were not used. Does nothing to a counting limit.
+    pub(crate) fn refund(&self, n: u32) {
+        match (&self.placeholder_of, &self.kind) {
+            (Some(key), _) => key.refund(n),
+            (None, Kind::Rate(member)) => member.refund(n),
+            (None, Kind::Counting(_)) => {}
+        }
+    }
+
     pub(crate) fn status(&self) -> Status {
-        match &self.kind {
-            Kind::Rate(member) => member.status(),
-            Kind::Counting(limit) => limit.status(),
+        match (&self.placeholder_of, &self.kind) {
+            (Some(key), _) => key.status(),
+            (None, Kind::Rate(member)) => member.status(),
+            (None, Kind::Counting(limit)) => limit.status(),
         }
     }
 
@@ -334,8 +366,13 @@ impl<C: Timer> All<C> {
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let Some((&index, more)) = more.split_first() else { return rest() };
-        match (&self.members[index].kind, ask[index]) {
+        let Entry { kind, placeholder_of, .. } = &self.members[index];
+        match (kind, ask[index]) {
             (_, 0) => self.take_more(ask, more, charge, rest),
+            (Kind::Rate(_), _) if placeholder_of.is_some() => {
+                charge.note_taken(index, false);
+                self.take_more(ask, more, charge, rest)
+            }
             (Kind::Rate(member), n) if ask.wants_left => {
                 let (asked, mut left) = ((n, ask.priority), None);
                 let mut more = || self.take_more(ask, more, charge, rest);

@@ -80,8 +80,9 @@ impl AllPermits {
     /// passed without permits.
     ///
     /// The numbers of a rate limiter are exactly those that this grant left, whatever other threads
-    /// do meanwhile, except as [`Left`](crate::Left) says. The numbers of a [`CountingLimit`](crate::CountingLimit), of a member that was
-    /// not asked, and of the waiting requests are those at the time of the decision.
+    /// do meanwhile, except as [`Left`](crate::Left) says. The numbers of a
+    /// [`CountingLimit`](crate::CountingLimit), of a member that was not asked, and of the waiting
+    /// requests are those at the time of the decision.
     #[must_use]
     pub fn left(&self) -> Option<&AllStatus> {
         self.more.as_ref()?.left.as_ref()

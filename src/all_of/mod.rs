@@ -154,6 +154,7 @@ use std::time::Duration;
 
 use crate::all_of::all::{All, AllCharge, Entry, Kind};
 use crate::all_of::answer::More;
+use crate::all_of::member::MemberGrant;
 use crate::all_of::weights::Weights;
 use crate::clock::{DefaultClock, Timer};
 use crate::counting::CountingLimit;
@@ -214,9 +215,9 @@ use crate::time::Nanos;
 /// # Cost
 ///
 /// An `AllOf` takes about 2 kB and some allocations for each member that is added. So build it once
-/// and clone it. Only clones of one `AllOf` share a queue; the waiters of different `AllOf`s meet in the
-/// queues of their members, first come, first served. For a user's limit combined with the limit of
-/// all users, use
+/// and clone it. Only clones of one `AllOf` share a queue; the waiters of different `AllOf`s meet
+/// in the queues of their members, first come, first served. For a user's limit combined with the
+/// limit of all users, use
 #[cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`].")]
 #[cfg_attr(not(feature = "keyed"), doc = "`KeyedAllOf`.")]
 ///
@@ -535,8 +536,9 @@ impl<C: Timer> AllOf<C> {
     /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] if the request
     ///   cannot be served [within](AllRequest::within) its time; it names the member that is ready
     ///   last. [`AllRefusal::Queue`] with `Paused` if a pause of the `AllOf` itself is the reason.
-    ///   It is exact as long as the members have no other waiters, no pause and no kept permits,
-    ///   and at most 512 requests wait: see promise P11 in the documentation of the crate.
+    ///   It is exact as long as the members have no other waiters, no pause, no kept permits and no
+    ///   shadow mode, and at most 512 requests wait: see promise P11 in the documentation of the
+    ///   crate.
     /// - [`AllRefusal::Member`] with [`Refusal::InUse`] if the time of the request is over and a
     ///   counting limit still has too few permits: at once if the request has no time to wait.
     /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
@@ -732,7 +734,8 @@ fn status<C: Timer>(of: &Shared<All<C>, C>) -> AllStatus {
 /// Returns what a grant left in all members.
 #[cold]
 fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge) -> AllStatus {
-    let taken = charge.taken.iter().filter_map(|(index, share)| Some((*index, share.left()?)));
+    let taken = charge.taken.iter().filter(|taken| of.rule.took(taken));
+    let taken = taken.filter_map(|(index, share)| Some((*index, share.left()?)));
     status(of).with_left(charge.left.iter().flat_map(|left| left.iter().copied()).chain(taken))
 }
 
@@ -794,9 +797,14 @@ impl<C: Timer> All<C> {
 
     /// Returns the members from which a grant took nothing, although it asked them.
     fn passed(&self, charge: &AllCharge) -> Vec<Name> {
-        let waited = charge.taken.iter().filter(|(_, share)| !share.took()).map(|(index, _)| index);
+        let waited = charge.taken.iter().filter(|taken| !self.took(taken)).map(|(index, _)| index);
         let at_once = charge.passed.iter().flat_map(|passed| passed.iter());
         waited.chain(at_once).map(|index| self.members[*index].name.clone()).collect()
+    }
+
+    /// Returns whether a grant took permits from this member.
+    fn took(&self, (index, share): &(usize, Box<dyn MemberGrant>)) -> bool {
+        share.took() && self.members[*index].placeholder_of.is_none()
     }
 
     /// Sets `ask` to the costs of a request.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::all_of::all::{All, AllCharge, Kind};
+use crate::all_of::all::{All, AllCharge};
 use crate::all_of::weights::Weights;
 use crate::all_of::{AllRefusal, AllRequest, AllStatus, blame, left};
 use crate::clock::{DefaultClock, Timer};
@@ -215,10 +215,8 @@ impl<C: Timer> AllReservation<C> {
         }
         run(&mut panic, || drop(permits));
         for (entry, n) in self.pending.shared.rule.members.iter().zip(extra) {
-            if let Kind::Rate(member) = &entry.kind
-                && n > 0
-            {
-                run(&mut panic, || member.debit(n));
+            if n > 0 {
+                run(&mut panic, || entry.debit(n));
             }
         }
         resume_panic(panic);

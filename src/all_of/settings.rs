@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::all_of::all::Kind;
-use crate::all_of::member::Member;
+use crate::all_of::all::{Entry, Kind};
 use crate::all_of::{AllOf, AllRefusal, AllRequest};
 use crate::clock::Timer;
 use crate::limiter::events::Events;
@@ -116,7 +115,7 @@ impl<C: Timer> AllOf<C> {
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
     pub fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
-        self.for_each_rate(&costs.into(), |member, n| member.debit(n))
+        self.for_each_rate(&costs.into(), Entry::debit)
     }
 
     /// Gives back permits of the members that were acquired and not used. See
@@ -150,24 +149,15 @@ impl<C: Timer> AllOf<C> {
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
     pub fn refund<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
-        self.for_each_rate(&costs.into(), |member, n| member.refund(n))
+        self.for_each_rate(&costs.into(), Entry::refund)
     }
 
     /// Calls `change` for each rate limiter with a cost above 0, with that cost. Resumes the first
     /// panic of a waker when all are changed.
-    fn for_each_rate(
-        &self,
-        costs: &AllRequest<'_>,
-        change: impl Fn(&dyn Member, u32),
-    ) -> Result<(), AllRefusal> {
+    fn for_each_rate(&self, costs: &AllRequest<'_>, change: impl Fn(&Entry, u32)) -> Result<(), AllRefusal> {
         let (costs, mut panic) = (self.ask(costs)?, None);
-        for (entry, n) in self.shared.rule.members.iter().zip(costs.iter()) {
-            if let Kind::Rate(member) = &entry.kind
-                && *n > 0
-            {
-                run(&mut panic, || change(&**member, *n));
-            }
-        }
+        let charged = self.shared.rule.members.iter().zip(costs.iter()).filter(|(_, n)| **n > 0);
+        charged.for_each(|(entry, n)| _ = run(&mut panic, || change(entry, *n)));
         resume_panic(panic);
         Ok(())
     }

@@ -158,11 +158,6 @@ where
         if let Found::Limiter(limiter) = self.find(key, |_, _, _| ()) {
             return limiter;
         }
-        self.limiter_outside(key)
-    }
-
-    /// Returns a limiter with the policy of all keys that is in no table.
-    pub(crate) fn limiter_outside<Q: KeyRef<K> + ?Sized>(&self, key: &Q) -> RateLimiter<P, C> {
         let (policy, events) = (self.policy(), self.events.as_ref().map(|observer| observer.of(key)));
         let state = policy.start(self.clock.now());
         RateLimiter::with_state(policy, state, self.clock.clone(), events, self.all_waiters.clone())

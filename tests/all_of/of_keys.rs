@@ -10,8 +10,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, Events, FixedWindow,
-    KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal,
-    Replaceable, Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
+    KeyedAllOf, KeyedCountingLimit, KeyedLimiter, KeyedRateLimiter, ManualClock, QueueBounds, Rate,
+    RateLimiter, Refusal, Replaceable, Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -1048,4 +1048,139 @@ fn refused_requests_find_the_only_idle_key() {
         let granted = |_| api.try_acquire_many(&20_001, 2).is_ok();
         assert!((0..400).any(granted), "{when_full:?}");
     }
+}
+
+/// Bug: what was settled at a limiter of keys without room, of which the request asked nothing, was
+/// charged to no key.
+#[test]
+fn what_is_settled_is_charged_to_a_key_without_room() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_hour(1), 1000);
+    let tokens: Users = KeyedRateLimiter::with_clock(policy, 1, clock.clone());
+    let tokens = tokens.when_full(WhenKeysFull::EvictLeastUsed);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &one_a_second(&clock))
+        .with_keyed("tokens", &tokens)
+        .default_cost("tokens", 0);
+    let any = AnyKeyed::<String>::from(api.clone());
+    assert!(tokens.try_acquire("bob").is_ok());
+    let mut call = api.reserve("carol", AllRequest::new())?;
+    assert!(call.claim());
+    assert_eq!(tokens.status("bob").available, 999, "no key makes room before the cost is known");
+    call.settle([("tokens", 0)])?;
+    assert_eq!(tokens.status("bob").available, 999);
+    clock.advance(SECOND);
+    let mut call = api.reserve("carol", AllRequest::new())?;
+    assert!(call.claim());
+    call.settle([("tokens", 400)])?;
+    assert_eq!(tokens.status("carol").available, 600);
+
+    let mut call = any.reserve("dave", AllRequest::new())?;
+    call.blocking_claim()?;
+    call.settle([("tokens", 100)])?;
+    assert_eq!(tokens.status("dave").available, 900);
+
+    // Calls that change the balance reach the key through a handle for one request.
+    let limiter = KeyedLimiter::limiter_for(&api, "erin".to_owned(), &AllRequest::new())?;
+    limiter.debit([("tokens", 10)])?;
+    limiter.refund([("tokens", 4)])?;
+    assert_eq!(tokens.status("erin").available, 994);
+    Ok(())
+}
+
+/// Bug: a request that joined waiters without a limiter of their key settled its cost at no key.
+#[test]
+fn what_is_settled_is_charged_to_a_key_that_got_room_meanwhile() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    for known in [true, false] {
+        let policy = TokenBucket::new(Rate::per_hour(1), 100);
+        let tokens: Users = KeyedRateLimiter::with_clock(policy, 1, clock.clone());
+        let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &one_a_second(&clock))
+            .with_keyed("tokens", &tokens)
+            .default_cost("tokens", 0);
+        assert!(tokens.try_acquire("zoe").is_ok());
+        drop(api.try_acquire("alice")?);
+        let mut wait = spawn_pending(api.acquire("alice"));
+        tokens.remove("zoe");
+        if known {
+            assert!(tokens.try_acquire("alice").is_ok());
+        }
+        let mut call = api.reserve("alice", AllRequest::new())?;
+        clock.advance(SECOND);
+        drop(assert_ready_ok!(wait.poll()));
+        clock.advance(SECOND);
+        assert!(call.claim());
+        call.settle([("tokens", 50)])?;
+        assert_eq!(tokens.status("alice").available, 50 - u64::from(known));
+    }
+    Ok(())
+}
+
+/// Bug: the times of the waiters of a key without room were predicted by sums, and too short.
+#[test]
+fn times_are_exact_without_room_for_the_key() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    for room in [true, false] {
+        let policy = TokenBucket::new(Rate::per_second(1), 10);
+        let users: Users = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
+        let (uploads, all) = (one_an_hour(&clock), bucket(&clock, 1, 5));
+        if !room {
+            assert!(uploads.try_acquire("zoe").is_ok());
+        }
+        assert!(users.try_acquire_many("alice", 10).is_ok());
+        let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users)
+            .with("all", &all)
+            .with_keyed("uploads", &uploads)
+            .default_cost("uploads", 0);
+        let call = |user, all| api.reserve("alice", [("user", user), ("all", all)]);
+        let (_a, _b, c) = (call(10, 0)?, call(0, 5)?, call(0, 5)?);
+        assert_eq!(c.due_in(), 15 * SECOND, "room: {room}");
+    }
+    Ok(())
+}
+
+/// Bug: grants and refusals reported the permits of a limiter without a limit, or of a limit of 0,
+/// instead of those of a key without room.
+#[test]
+fn the_permits_left_are_those_of_a_key_without_room() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let (users, uploads) = (one_a_second(&clock), one_an_hour(&clock));
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users)
+        .with_keyed("uploads", &uploads)
+        .with_keyed_counting("calls", &calls)
+        .default_cost("uploads", 0)
+        .default_cost("calls", 0);
+    let expected = |name: &str| {
+        let status = if name == "calls" { calls.status("alice") } else { uploads.status("alice") };
+        assert_eq!(status.limit, 1);
+        Some(status)
+    };
+    assert!(uploads.try_acquire("zoe").is_ok());
+    let _held = calls.try_acquire("zoe").expect("a call");
+    let request = || AllRequest::new().with_left();
+    drop(api.try_acquire("alice")?);
+    let mut wait = spawn_pending(api.acquire_many("alice", request()));
+    let refusal = api.try_acquire_many("alice", request()).expect_err("behind a waiter");
+    let mut call = api.reserve("alice", request())?;
+    clock.advance(SECOND);
+    let granted = assert_ready_ok!(wait.poll());
+    clock.advance(SECOND);
+    assert!(call.claim());
+    for name in ["uploads", "calls"] {
+        for left in [refusal.left().cloned(), granted.left().cloned(), call.left()] {
+            assert_eq!(left.and_then(|left| left.member(name)), expected(name), "{name}");
+        }
+    }
+
+    // In shadow mode a request without room takes nothing from it.
+    uploads.set_shadow_all(true);
+    let request = || request().cost("uploads", 1);
+    let granted = api.try_acquire_many("bob", request())?;
+    assert!(granted.took_from("user") && !granted.took_from("uploads"));
+    let mut wait = spawn_pending(api.acquire_many("bob", request()));
+    clock.advance(SECOND);
+    let granted = assert_ready_ok!(wait.poll());
+    assert!(granted.took_from("user") && !granted.took_from("uploads"));
+    assert_eq!(granted.left().and_then(|left| left.member("uploads")), expected("uploads"));
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::hash::Hash;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::all_of::all::Kind;
+use crate::all_of::all::{AbsentKey, Kind};
 use crate::all_of::member::{Member, Wait};
 use crate::all_of::of_keys::composites::Number;
 use crate::clock::Timer;
@@ -21,7 +21,7 @@ use crate::keyed::table::{Attempt, Found, Table};
 use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::limiter::RateLimiter;
 use crate::line::deferred::run;
-use crate::policy::Policy;
+use crate::policy::{Policy, Unlimited};
 use crate::request::Request;
 use crate::status::Status;
 
@@ -39,7 +39,7 @@ pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
     fn lease(&self, key: &Q, asked: bool) -> Result<Lease, Refusal>;
 
     /// Returns a limiter that is in no table, for requests that this member lets pass without
-    /// permits.
+    /// permits. What is charged to it is charged to the key.
     fn placeholder(&self, key: &Q) -> Lease;
 
     /// Returns the number of the limiter that a key has now, or else the number of its placeholder.
@@ -67,6 +67,8 @@ pub(crate) struct Lease {
     /// Dropped before `leave`, because the table settles a limiter to which it has the only handle.
     pub(crate) kind: Kind,
     pub(crate) number: Number,
+    /// For a placeholder, the key in its limiter of keys.
+    pub(crate) placeholder_of: Option<Arc<dyn AbsentKey>>,
     /// Dropping this notifies the table of keys.
     pub(crate) leave: Box<dyn Send + Sync>,
 }
@@ -87,6 +89,7 @@ impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Drop for Leave<K, P, C> 
 /// A limiter of keys, and the part of the composite's key that is the key here.
 pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) limiter: KeyedRateLimiter<K, P, C>,
+    /// A function of the composite's key; for a placeholder, the part itself.
     pub(crate) part: F,
     pub(crate) of: PhantomData<fn(&R)>,
 }
@@ -97,7 +100,7 @@ where
     K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
     P: Policy + Clone,
     C: Timer + Clone,
-    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized + 'static,
     F: Fn(&Q) -> &R + Send + Sync,
 {
     fn address(&self) -> usize {
@@ -114,15 +117,17 @@ where
         let limiter = if asked { table.limiter(key)? } else { table.limiter_in_room(key)? };
         let number = limiter.shared.number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
-        Ok(Lease { kind: Kind::Rate(Arc::new(limiter)), number: Number::Limiter(number), leave })
+        let (kind, number) = (Kind::Rate(Arc::new(limiter)), Number::Limiter(number));
+        Ok(Lease { kind, number, placeholder_of: None, leave })
     }
 
     fn placeholder(&self, key: &Q) -> Lease {
         let (table, key) = (self.limiter.table(), (self.part)(key));
-        let limiter = table.limiter_outside(key);
-        limiter.set_shadow(true);
+        let limiter = RateLimiter::with_clock(Unlimited, table.clock.clone());
         let number = Number::Placeholder(table.hash_of(key));
-        Lease { kind: Kind::Rate(Arc::new(limiter)), number, leave: Box::new(()) }
+        let absent = ByKey { limiter: self.limiter.clone(), part: key.to_owned(), of: self.of };
+        let placeholder_of = Some(Arc::new(absent) as Arc<dyn AbsentKey>);
+        Lease { kind: Kind::Rate(Arc::new(limiter)), number, placeholder_of, leave: Box::new(()) }
     }
 
     fn number(&self, key: &Q) -> Number {
@@ -210,10 +215,32 @@ where
     }
 }
 
+impl<K, P, C, R> AbsentKey for ByKey<K, P, C, R, K>
+where
+    K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+    P: Policy + Clone,
+    C: Timer + Clone,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+{
+    fn debit(&self, n: u32) {
+        // Without room for the key, no state counts what it uses.
+        _ = self.limiter.debit(self.part.borrow(), n);
+    }
+
+    fn refund(&self, n: u32) {
+        self.limiter.refund(self.part.borrow(), n);
+    }
+
+    fn status(&self) -> Status {
+        self.limiter.status(self.part.borrow())
+    }
+}
+
 /// A limit of the permits in use of each key, and the part of the composite's key that is the key
 /// here.
 pub(crate) struct CountedByKey<K, R: ?Sized, F> {
     pub(crate) limit: KeyedCountingLimit<K>,
+    /// A function of the composite's key; for a placeholder, the part itself.
     pub(crate) part: F,
     pub(crate) of: PhantomData<fn(&R)>,
 }
@@ -222,7 +249,7 @@ impl<Q, K, R, F> KeyedMember<Q> for CountedByKey<K, R, F>
 where
     Q: ?Sized,
     K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
-    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized + 'static,
     F: Fn(&Q) -> &R + Send + Sync,
 {
     fn address(&self) -> usize {
@@ -236,12 +263,17 @@ where
     fn lease(&self, key: &Q, _asked: bool) -> Result<Lease, Refusal> {
         let lease = self.limit.lease((self.part)(key))?;
         let number = Number::Limiter(lease.limit.address() as u64);
-        Ok(Lease { kind: Kind::Counting(lease.limit), number, leave: Box::new(lease.leave) })
+        let (kind, leave) = (Kind::Counting(lease.limit), Box::new(lease.leave));
+        Ok(Lease { kind, number, placeholder_of: None, leave })
     }
 
     fn placeholder(&self, key: &Q) -> Lease {
-        let number = Number::Placeholder(self.limit.table().hash_of((self.part)(key)));
-        Lease { kind: Kind::Counting(CountingLimit::new(0)), number, leave: Box::new(()) }
+        let key = (self.part)(key);
+        let number = Number::Placeholder(self.limit.table().hash_of(key));
+        let absent = CountedByKey { limit: self.limit.clone(), part: key.to_owned(), of: self.of };
+        let placeholder_of = Some(Arc::new(absent) as Arc<dyn AbsentKey>);
+        let kind = Kind::Counting(CountingLimit::new(0));
+        Lease { kind, number, placeholder_of, leave: Box::new(()) }
     }
 
     fn number(&self, key: &Q) -> Number {
@@ -269,5 +301,21 @@ where
 
     fn status(&self, key: &Q) -> Status {
         self.limit.status((self.part)(key))
+    }
+}
+
+impl<K, R> AbsentKey for CountedByKey<K, R, K>
+where
+    K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+{
+    /// Does nothing, because permits in use come back only from their holders.
+    fn debit(&self, _n: u32) {}
+
+    /// Does nothing, like `debit`.
+    fn refund(&self, _n: u32) {}
+
+    fn status(&self) -> Status {
+        self.limit.status(self.part.borrow())
     }
 }

@@ -16,7 +16,8 @@
 //!
 //! **No request overtakes a waiter.** A waiter's composite is in `Composites`, and its limiters are
 //! in the tables of keys, before the waiter's first poll returns. A request that begins later finds
-//! both, and goes to the composite's queue.
+//! both, and goes to the composite's queue. If the composite has a placeholder for a limiter, this
+//! holds for requests that ask nothing of that limiter, as long as the key has no limiter there.
 
 mod composites;
 mod member;
@@ -83,7 +84,9 @@ use crate::time::Nanos;
 ///
 /// A request that asks nothing of a limiter of keys waits without a limiter of its key there, if
 /// there is no room for the key. Later requests that ask for permits of that limiter do not wait
-/// behind it.
+/// behind it, even if all keys there are in shadow mode. If the key gets a limiter there in the
+/// meantime, all later requests have a queue of their own, to which the bounds and the `AllOf` of
+/// the key apply separately.
 ///
 /// # Cost
 ///
@@ -153,6 +156,12 @@ impl<Q: ?Sized> KeyedEntry<Q> {
     /// Returns whether a refused request passes, because all keys are in shadow mode.
     fn passes(&self, refusal: Refusal) -> bool {
         self.member.in_table().is_some_and(|member| member.passes(refusal))
+    }
+
+    /// Returns the member of a composite that has this lease, and what the composite drops last.
+    fn leased(&self, lease: Lease) -> (Entry, Box<dyn Send + Sync>) {
+        let Lease { kind, placeholder_of, leave, .. } = lease;
+        (Entry { name: self.name.clone(), kind, cost: self.cost, placeholder_of }, leave)
     }
 }
 
@@ -608,6 +617,10 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// done. A reservation that is awaited by value is dropped, and its permits of a counting limit
     /// go back before the work begins.
     ///
+    /// A limiter of keys of which the request asks nothing adds the key when it has to, at the
+    /// latest when permits are settled there. If there is no room for the key even then, these
+    /// permits are not charged.
+    ///
     /// # Errors
     ///
     /// The errors of [`acquire_many`](KeyedAllOf::acquire_many).
@@ -705,12 +718,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return Ok(of(shared));
         }
         let common = &self.common.shared;
-        let mut members = common.rule.members.clone();
-        let mut leave = Vec::with_capacity(leases.len());
-        for (entry, lease) in self.keyed.iter().zip(leases) {
-            members.push(Entry { name: entry.name.clone(), kind: lease.kind, cost: entry.cost });
-            leave.push(lease.leave);
-        }
+        let leased = self.keyed.iter().zip(leases).map(|(entry, lease)| entry.leased(lease));
+        let (of_key, leave): (Vec<_>, Vec<_>) = leased.unzip();
+        let members = common.rule.members.iter().cloned().chain(of_key).collect();
         let is_kept = self.keyed.iter().any(|entry| entry.member.in_table().is_none());
         let home = KeyCleanup {
             composites: self.composites.clone(),
@@ -731,13 +741,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
         self.in_use(key, None).unwrap_or_else(|| {
             let common = &self.common.shared;
-            let placeholder = |of: &KeyedEntry<Q>| Entry {
-                name: of.name.clone(),
-                kind: of.member.placeholder(key).kind,
-                cost: of.cost,
-            };
-            let members =
-                common.rule.members.iter().cloned().chain(self.keyed.iter().map(placeholder)).collect();
+            let of_key = self.keyed.iter().map(|entry| entry.leased(entry.member.placeholder(key)).0);
+            let members = common.rule.members.iter().cloned().chain(of_key).collect();
             let all = AllOf::observed_by(self.events.clone(), members, None, common.clock.clone());
             AllOf { ones: self.ones.clone(), ..all }
         })
