@@ -438,14 +438,15 @@ where
     }
 
     /// Returns the limiter that decides about a new key without room, or the refusal of the key;
-    /// `None` if the key has or finds room. Forgets only idle keys.
+    /// `None` if the key has or finds room, or can replace another key. Forgets only idle keys.
     pub(crate) fn instead_of_new(&self) -> Option<Result<&RateLimiter<P, C>, Refusal>> {
-        match self.when_full {
-            WhenKeysFull::EvictLeastUsed => None,
-            _ if self.has_or_finds_room() => None,
-            WhenKeysFull::ShareOne => Some(Ok(&self.overflow.limiter)),
-            WhenKeysFull::RefuseNew => Some(Err(self.no_room())),
+        let can_evict = || self.when_full == WhenKeysFull::EvictLeastUsed && self.has_known_key();
+        // The search for room may make known keys of idle key limiters.
+        if self.has_room() || can_evict() || self.has_or_finds_room() || can_evict() {
+            return None;
         }
+        let shares = self.when_full == WhenKeysFull::ShareOne;
+        Some(if shares { Ok(&self.overflow.limiter) } else { Err(self.no_room()) })
     }
 
     /// Takes what a request asks for from a key that may be new, or returns the key limiter that
@@ -651,6 +652,11 @@ where
     /// Returns whether a key can be added without forgetting another key.
     pub(super) fn has_room(&self) -> bool {
         self.len() < self.max_keys && !self.is_closed()
+    }
+
+    /// Returns whether a key is known, so that a new key can replace it with `EvictLeastUsed`.
+    fn has_known_key(&self) -> bool {
+        self.shards.iter().any(|lock| read(lock).entries().iter().next().is_some())
     }
 
     /// Counts a key that is about to be added, if the bound allows it.

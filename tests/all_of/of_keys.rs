@@ -1184,3 +1184,29 @@ fn the_permits_left_are_those_of_a_key_without_room() -> Result<(), AllRefusal> 
     assert_eq!(granted.left().and_then(|left| left.member("uploads")), expected("uploads"));
     Ok(())
 }
+
+/// Bug: with `EvictLeastUsed`, a request for a key that could replace no other one was told to come
+/// back, and replaced a key of another limiter.
+#[test]
+fn a_request_that_can_replace_no_key_is_told_so_at_once() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let evicts = || one_an_hour(&clock).when_full(WhenKeysFull::EvictLeastUsed);
+    let (uploads, users, all) = (evicts(), evicts(), bucket(&clock, 1, 1));
+    let api: KeyedAllOf<str, _> =
+        KeyedAllOf::new("uploads", &uploads).with("all", &all).with_keyed("user", &users);
+    assert!(uploads.try_acquire("bob").is_ok());
+    let zoe = users.limiter("zoe")?;
+    let expected = || Some(AllRefusal::from_member("user", Refusal::TooManyKeys { limit: 1 }));
+    assert_eq!(api.try_acquire("carol").err(), expected());
+    assert_eq!(api.reserve("carol", 1).err(), expected());
+    all.drain();
+    assert_eq!(api.try_acquire("carol").err(), expected());
+    assert_eq!(uploads.status("bob").available, 0);
+
+    assert!(zoe.try_acquire().is_ok());
+    drop(zoe);
+    clock.advance(SECOND);
+    drop(api.try_acquire("carol")?);
+    assert_eq!((uploads.status("bob").available, users.status("zoe").available), (1, 1));
+    Ok(())
+}
