@@ -10,8 +10,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, Events, FixedWindow,
-    KeyedAllOf, KeyedCountingLimit, KeyedLimiter, KeyedRateLimiter, ManualClock, QueueBounds, Rate,
-    RateLimiter, Refusal, Replaceable, Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
+    KeyedAllOf, KeyedCountingLimit, KeyedLimiter, KeyedRateLimiter, LeakyBucket, ManualClock, QueueBounds,
+    Rate, RateLimiter, Refusal, Replaceable, Request, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -1182,6 +1182,73 @@ fn the_permits_left_are_those_of_a_key_without_room() -> Result<(), AllRefusal> 
     let granted = assert_ready_ok!(wait.poll());
     assert!(granted.took_from("user") && !granted.took_from("uploads"));
     assert_eq!(granted.left().and_then(|left| left.member("uploads")), expected("uploads"));
+    Ok(())
+}
+
+/// Bug: a request that could not wait as long as it had to replaced a key in use.
+#[test]
+fn no_key_makes_room_for_a_request_that_waits_too_short() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let uploads = one_an_hour(&clock).when_full(WhenKeysFull::EvictLeastUsed);
+    let all = bucket(&clock, 1, 1);
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 10);
+    let statistics = Arc::new(Statistics::new());
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("uploads", &uploads)
+        .with("all", &all)
+        .with_keyed_counting("calls", &calls)
+        .observed_by(statistics.clone());
+    let any = AnyKeyed::<String>::from(api.clone());
+    // A composite that was made by hand answers alike.
+    let in_use = CountingLimit::new(1);
+    let by_hand =
+        AllOf::new("uploads", &bucket(&clock, 1, 1)).with("all", &all).with_counting("calls", &in_use);
+    assert!(uploads.try_acquire("bob").is_ok());
+    let check = |within: Duration, expected: &str, held: u64| {
+        let refused = statistics.snapshot().refused();
+        let request = || AllRequest::new().within(within).with_left();
+        let answers = [
+            by_hand.blocking_acquire_many(request()).err(),
+            api.reserve("carol", request()).err(),
+            any.reserve("carol", request()).err(),
+            assert_ready!(spawn(api.acquire_many("carol", request())).poll()).err(),
+            assert_ready!(spawn(any.acquire_many("carol", request())).poll()).err(),
+            api.blocking_acquire_many("carol", request()).err(),
+        ];
+        for refusal in answers {
+            let refusal = refusal.expect("too short");
+            assert_eq!(refusal.to_string(), expected);
+            let left = refusal.left().and_then(|left| left.member("all")).expect("a member");
+            assert_eq!((left.available, left.limit), (held, 1), "{expected}");
+        }
+        assert_eq!(statistics.snapshot().refused(), refused + 5);
+        assert_eq!(uploads.status("bob").available, 0, "{expected}");
+    };
+    all.drain();
+    check(Duration::ZERO, "all: limited, retry after 1s", 0);
+    check(400 * MS, "all: limited, retry after 600ms", 0);
+    clock.advance(SECOND);
+    let held = (calls.try_acquire("carol"), in_use.try_acquire());
+    check(Duration::ZERO, "calls: the only permit is in use", 1);
+    drop(held);
+
+    all.drain();
+    let _call = api.reserve("carol", AllRequest::new().within(SECOND))?;
+    assert_eq!(uploads.status("bob").available, 1);
+
+    // A bucket without room lets no request wait longer than its maximum.
+    let uploads = one_an_hour(&clock).when_full(WhenKeysFull::EvictLeastUsed);
+    let leaky = LeakyBucket::new(Rate::per_second(1)).max_wait(SECOND);
+    let leaky = RateLimiter::with_clock(leaky, clock.clone());
+    let by_hand = AllOf::new("leaky", &leaky);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("uploads", &uploads).with("leaky", &leaky);
+    assert!(uploads.try_acquire("bob").is_ok());
+    assert!(leaky.try_acquire().is_ok());
+    let _wait = spawn_pending(leaky.acquire());
+    for refusal in [by_hand.reserve(1).err(), api.reserve("carol", 1).err()] {
+        let expected = AllRefusal::from_member("leaky", Refusal::Limited { retry_after: SECOND.into() });
+        assert_eq!(refusal, Some(expected));
+    }
+    assert!(uploads.try_acquire("bob").is_err());
     Ok(())
 }
 

@@ -52,7 +52,7 @@ use crate::limiter::events::Events;
 use crate::limiter::pending::Progress;
 use crate::line::rule::Rule;
 use crate::policy::Policy;
-use crate::request::QueueBounds;
+use crate::request::{QueueBounds, Request};
 use crate::time::Nanos;
 
 /// Several limits at once, some of them for each key: a user's limit *and* the limit of all users.
@@ -521,7 +521,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             let request = request.into();
             (self.ask(&request)?, request.request)
         };
-        match self.take_or_wait(key, &ask, request.exempt)? {
+        match self.take_or_wait(key, &ask, &request)? {
             ControlFlow::Break(permits) => Ok(permits),
             ControlFlow::Continue(all) => AcquireAll::waiting(all, Progress::with(ask, &request)).await,
         }
@@ -532,22 +532,22 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         &self,
         key: &Q,
         ask: &Weights,
-        exempt: bool,
+        request: &Request,
     ) -> Result<ControlFlow<AllPermits, AllOf<C>>, AllRefusal> {
-        if exempt {
+        if request.exempt {
             return self.common.exempt(ask).map(ControlFlow::Break);
         }
         if let Some(all) = self.in_use(key, Some(ask)) {
             return Ok(ControlFlow::Continue(all));
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
-            Some(Err(refusal)) if !may_wait(&refusal) => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.report_end(ask, Ok(permits)).map(ControlFlow::Break),
-            // No observer is notified: the request waits now.
-            Some(Err(_)) | None => match self.limiter_for(key, Some(ask)) {
-                Ok(all) => Ok(ControlFlow::Continue(all)),
-                Err(refusal) => self.refuse(key, ask, refusal),
-            },
+            // No observer is notified if the request waits now.
+            answer => answer
+                .map_or(Ok(()), |answer| self.or_wait(ask, request, answer.map(drop)))
+                .and_then(|()| self.limiter_for(key, Some(ask)))
+                .map(ControlFlow::Continue)
+                .or_else(|refusal| self.refuse(key, ask, refusal)),
         }
     }
 
@@ -606,7 +606,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             shared.report(|events| events.cancelled(shared.rule.permits(&ask), Duration::ZERO));
             return Err(cancelled.into());
         }
-        match self.take_or_wait(key, &ask, request.request.exempt)? {
+        match self.take_or_wait(key, &ask, &request.request)? {
             ControlFlow::Break(permits) => Ok(permits),
             ControlFlow::Continue(all) => all.block(Progress::with(ask, &request.request)),
         }
@@ -654,29 +654,28 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ) -> Result<AllReservation<C>, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        let all = self.for_ask(key, &ask, request.request.exempt)?;
+        let all = self.for_ask(key, &ask, &request.request)?;
         all.reserve_ask(ask, &request.request)
     }
 
     /// Returns the composite that must decide a request; or the refusal, of which the observer was
     /// notified.
     pub(crate) fn for_request(&self, key: &Q, request: &AllRequest<'_>) -> Result<AllOf<C>, AllRefusal> {
-        self.for_ask(key, &self.ask(request)?, request.request.exempt)
+        self.for_ask(key, &self.ask(request)?, &request.request)
     }
 
-    fn for_ask(&self, key: &Q, ask: &Weights, exempt: bool) -> Result<AllOf<C>, AllRefusal> {
-        if exempt {
+    fn for_ask(&self, key: &Q, ask: &Weights, request: &Request) -> Result<AllOf<C>, AllRefusal> {
+        if request.exempt {
             return Ok(self.for_exempt(key));
         }
         if let Some(all) = self.in_use(key, Some(ask)) {
             return Ok(all);
         }
-        // A request that cannot wait needs no room for its key.
-        let answer = match self.common.shared.or_report_cancelled(ask, || self.check_available(key, ask)) {
-            Err(refusal) if !may_wait(&refusal) => Err(refusal),
-            _ => self.limiter_for(key, Some(ask)),
-        };
-        answer.or_else(|refusal| self.refuse(key, ask, refusal))
+        // A request that is refused at once needs no room for its key.
+        let answer = self.common.shared.or_report_cancelled(ask, || self.check_available(key, ask));
+        self.or_wait(ask, request, answer)
+            .and_then(|()| self.limiter_for(key, Some(ask)))
+            .or_else(|refusal| self.refuse(key, ask, refusal))
     }
 
     /// Returns the [`AllOf`] of one key, with all of its methods. All calls for this key wait in
@@ -822,7 +821,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
             Some(answer) => {
-                self.report_end(ask, answer.map_err(|refusal| self.with_permits_left(key, ask, refusal)))
+                let with_left = |refusal| self.with_permits_left(key, ask, refusal, false);
+                self.report_end(ask, answer.map_err(with_left))
             }
             None => match self.limiter_for(key, Some(ask)) {
                 Ok(all) => all.attempt(ask),
@@ -831,20 +831,19 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Refuses a request without a composite: notifies the observer, and adds the permits left if
-    /// the request asks for them.
+    /// Refuses a request that cannot wait: notifies the observer, and adds the permits left if the
+    /// request asks for them.
     fn refuse<T>(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> Result<T, AllRefusal> {
-        self.report_end(ask, Err(self.with_permits_left(key, ask, refusal)))
+        self.report_end(ask, Err(self.with_permits_left(key, ask, refusal, true)))
     }
 
-    /// Adds the permits left to the refusal of a request that was refused at once, if the request
-    /// asks for them.
-    fn with_permits_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
+    /// Adds the permits left to the refusal of a request, if the request asks for them.
+    fn with_permits_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal, may_wait: bool) -> AllRefusal {
         if !ask.wants_left {
             return refusal;
         }
         let asked = |name: &str| self.index_of(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
-        refusal.with_left(self.status(key)).with_state_met(asked, false)
+        refusal.with_left(self.status(key)).with_state_met(asked, may_wait)
     }
 
     /// Takes without a composite, now or not at all. Returns `None` if a composite is needed.
@@ -937,6 +936,29 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
+    /// Returns the refusal of a request that is refused now, unless the request can wait instead.
+    /// So no key makes room for a request that a composite would refuse at once.
+    fn or_wait(
+        &self,
+        ask: &Weights,
+        request: &Request,
+        answer: Result<(), AllRefusal>,
+    ) -> Result<(), AllRefusal> {
+        let Err(AllRefusal::Member { name, mut refusal, .. }) = answer else { return answer };
+        let most = self.common.shared.rule.max_wait(ask);
+        let within = Nanos::from_duration(request.within.map_or(most, |within| within.min(most)));
+        match &mut refusal {
+            // From the told time on, the request is due soon enough.
+            Refusal::Limited { retry_after } | Refusal::Paused { retry_after } if *retry_after > within => {
+                *retry_after = retry_after.saturating_since(within);
+            }
+            Refusal::InUse { .. } if request.within == Some(Duration::ZERO) => {}
+            Refusal::Limited { .. } | Refusal::Paused { .. } | Refusal::InUse { .. } => return Ok(()),
+            _ => {}
+        }
+        Err(refused(&name, refusal))
+    }
+
     /// Notifies the observer of a call that was decided without a composite.
     fn report_end<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
         if self.events.is_some() {
@@ -969,11 +991,6 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         ask.set_costs(request, rates(common).chain(keyed), find)?;
         Ok(ask)
     }
-}
-
-/// Returns whether a request that is refused now may wait instead.
-fn may_wait(refusal: &AllRefusal) -> bool {
-    refusal.may_retry() && !matches!(refusal.refusal(), Some(Refusal::TooManyKeys { .. }))
 }
 
 fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
