@@ -56,45 +56,45 @@ impl Sentinels {
     }
 
     /// Connects to the primary: to the first server that a sentinel reports and that reports itself
-    /// to be a primary. Sets `misconfigured` to the failure that the attempt would have if no other
-    /// sentinel replied, if time does not mend that failure.
+    /// to be a primary. Until it is connected, `misconfigured` is the failure that the attempt would
+    /// have if nothing else replied, if time does not mend that failure.
     pub(super) async fn connect(
         self: &Arc<Sentinels>,
         misconfigured: &Mutex<Option<Failure>>,
     ) -> Result<(Link, Reported), Failure> {
         // Relaxed: any order of the sentinels is right.
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
+        // The failures, and whether this attempt has set `misconfigured`: others run beside it.
+        let failed = Mutex::new((Vec::new(), false));
+        let note = |is_of_primary, rank, failure: &Failure| {
+            let (failed, has_set) = &mut *lock(&failed);
+            failed.retain(|(_, of, _)| *of != rank);
+            failed.push((is_of_primary, rank, failure.clone()));
+            let failure = Some(most_telling(failed, count)).filter(Failure::is_misconfigured);
+            if *has_set || failure.is_some() {
+                *has_set = failure.is_some();
+                *lock(misconfigured) = failure;
+            }
+        };
+        let (failed, note) = (&failed, &note);
         let ask = |rank: usize| async move {
             let i = (first + rank) % count;
-            match in_time(self.address_over(&mut None, &self.sentinels[i])).await {
-                Ok((host, port)) => {
-                    let reply = in_time(self.primary_at(&host, port)).await;
-                    (true, rank, i, reply.map(|link| (link, (host, port))))
-                }
-                Err(failure) => (false, rank, i, Err(failure)),
-            }
+            let address = in_time(self.address_over(&mut None, &self.sentinels[i])).await;
+            let (host, port) = address.inspect_err(|failure| note(false, rank, failure)).ok()?;
+            // A primary is away until it replies.
+            note(true, rank, &silent());
+            let link = in_time(self.primary_at(&host, port)).await;
+            let link = link.inspect_err(|failure| note(true, rank, failure)).ok()?;
+            self.first.store(i, Ordering::Relaxed);
+            Some((link, Reported { sentinels: self.clone(), by: i, primary: (host, port) }))
         };
         let mut asked = FuturesUnordered::from_iter([ask(0)]);
         let alone = tokio::time::timeout(ALONE, asked.next()).await.ok().flatten();
-        if !matches!(alone, Some((.., Ok(_)))) {
+        if !matches!(alone, Some(Some(_))) {
             asked.extend((1..count).map(ask));
         }
-        let mut replies = pin!(stream::iter(alone).chain(asked));
-        let mut failed = Vec::new();
-        while let Some((is_of_primary, rank, i, reply)) = replies.next().await {
-            match reply {
-                Ok((link, primary)) => {
-                    self.first.store(i, Ordering::Relaxed);
-                    return Ok((link, Reported { sentinels: self.clone(), by: i, primary }));
-                }
-                Err(failure) => failed.push((is_of_primary, rank, failure)),
-            }
-            let failure = most_telling(&failed, count);
-            if failure.is_misconfigured() {
-                *lock(misconfigured) = Some(failure);
-            }
-        }
-        Err(most_telling(&failed, count))
+        let mut made = pin!(stream::iter(alone).chain(asked).filter_map(std::future::ready));
+        made.next().await.ok_or_else(|| most_telling(&lock(failed).0, count))
     }
 
     /// Returns the address of the primary that one sentinel reports over a link, which is made if
@@ -154,8 +154,11 @@ fn most_telling(failed: &[(bool, usize, Failure)], count: usize) -> Failure {
 }
 
 async fn in_time<T>(reply: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not reply".into()));
-    tokio::time::timeout(ANSWER, reply).await.unwrap_or_else(silent)
+    tokio::time::timeout(ANSWER, reply).await.unwrap_or_else(|_| Err(silent()))
+}
+
+fn silent() -> Failure {
+    Failure::NotRun("a sentinel or its primary did not reply".into())
 }
 
 async fn ask<T: FromRedisValue>(link: &mut Link, cmd: &Cmd) -> Result<Option<T>, Failure> {
@@ -262,6 +265,34 @@ mod tests {
         let has_ended =
             matches!(select(pin!(sentinels.connect(&misconfigured)), pin!(is_known)).await, Either::Left(_));
         assert!(!has_ended);
+    }
+
+    /// Bug: a primary that did not reply was taken for a wrong configuration, until the end of the
+    /// attempt, if another sentinel reported a wrong server, or if most sentinels knew no primary.
+    #[tokio::test(start_paused = true)]
+    async fn wrong_sentinels_make_no_silent_primary_a_wrong_configuration() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent = socket.local_addr().expect("an address").port();
+        let wrong = |command: &str| command.contains("ROLE").then(|| "-WRONGPASS no\r\n".to_owned());
+        let wrong = server(wrong).await.port();
+        let right = sentinel(move || at_port(silent)).await;
+        let stray = sentinel(move || at_port(wrong)).await;
+        let ignorant = sentinel(|| "*-1\r\n".into()).await;
+        for sentinels in [
+            [&right, &ignorant, &ignorant],
+            [&ignorant, &right, &ignorant],
+            [&ignorant, &ignorant, &right],
+            [&right, &stray, &right],
+            [&stray, &right, &right],
+        ] {
+            let [a, b, c] = sentinels;
+            let url = format!("redis+sentinel://{a},{b},{c}/name");
+            let (sentinels, misconfigured) = (sentinels_at(&url), Mutex::<Option<Failure>>::default());
+            let attempt = sentinels.connect(&misconfigured);
+            // All but the primary have replied by then.
+            assert!(tokio::time::timeout(ANSWER / 2, attempt).await.is_err(), "{url}: it has ended");
+            assert_eq!(*lock(&misconfigured), None, "{url}");
+        }
     }
 
     /// A failure counts before the attempt ends if no further reply changes it.
