@@ -48,8 +48,9 @@ impl Line {
         };
         let mut behind = Vec::new();
         let (booked, bounds) = (state.booked, state.bounds);
-        // Leases and observers receive what each grant left.
-        let wants_state = self.leases.is_some() || !self.set.observers.is_empty();
+        // Leases and observers receive what each grant left, and requests behind a pause learn
+        // whether it has ended.
+        let wants_state = self.leases.is_some() || !self.set.observers.is_empty() || !state.paused.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
             let before = match entry.asked.shadow {
@@ -109,6 +110,7 @@ impl Line {
             let needs_timer = match replies {
                 Ok(replies) => {
                     state.in_line.answered(state.next);
+                    state.note_pauses(deferred, &replies, now);
                     for (number, reply) in numbers.iter().zip(replies) {
                         self.decided(state, deferred, *number, reply, now);
                     }

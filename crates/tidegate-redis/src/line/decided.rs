@@ -18,10 +18,11 @@ impl Line {
         now: Nanos,
     ) {
         let (answer, due) = (reply.answer, now.saturating_add(Nanos::from_duration(reply.wait)));
-        if answer != Answer::Predicted {
-            state.paused.remove(number);
+        if answer != Answer::Predicted
+            && let Some(entry) = state.entries.get(&number)
+        {
+            state.paused.remove(number, &entry.asked.costs);
         }
-        state.note_decision(deferred, &reply, now);
         let booking = Booking { due, number, reply };
         if state.end_for_waiting(number) && answer == Answer::Done {
             state.pass_on(deferred, booking, now);

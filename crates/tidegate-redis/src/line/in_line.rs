@@ -308,7 +308,7 @@ impl State {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
             self.in_line.drop_undecided(number, entry);
             entry.stage = Stage::Answered(Outcome::Undecided(Away::For(rest)));
-            self.paused.remove(number);
+            self.paused.remove(number, &entry.asked.costs);
         }
     }
 

@@ -2,8 +2,9 @@
 //!
 //! The store books nothing during a pause. It predicts when a request is due if the pause lasts as
 //! long as planned, and refuses a request that may not wait until then. The others ask again when
-//! the pause has ended: at its end, when this process ends it, or when another request was decided.
-//! Another process may end it as well, so one request asks every second.
+//! the pause has ended: at its end, when this process ends it, or when a reply reports the end.
+//! Another process may end it as well, so one request asks every second. The reply to it reports
+//! all limits.
 //!
 //! Each limit has its own pause. So the requests that use the same limits wait together, for the
 //! pauses of these limits and for no other.
@@ -15,13 +16,14 @@
 //! would be decided before them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
 use crate::line::class::Booking;
 use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, Stage, State, bounds};
-use crate::script::{Answer, Reply};
+use crate::script::Reply;
 use crate::set::Costs;
 use crate::store::Away;
 
@@ -29,11 +31,15 @@ use crate::store::Away;
 const CHECK_INTERVAL: Nanos = Nanos::new(1_000_000_000);
 
 /// For each limit, whether a request uses it.
-pub(super) type Used = Vec<bool>;
+pub(super) type Used = Arc<[bool]>;
 
 /// The requests that wait behind pauses, by the limits that they use.
 #[derive(Debug, Default)]
-pub(super) struct Paused(BTreeMap<Used, Group>);
+pub(super) struct Paused {
+    groups: BTreeMap<Used, Group>,
+    /// When the store's thread checks whether a pause has ended, if that is scheduled.
+    next_check: Option<Nanos>,
+}
 
 /// The requests that use the same limits, and wait for the end of the last pause of these.
 #[derive(Debug)]
@@ -42,45 +48,47 @@ struct Group {
     numbers: BTreeSet<u64>,
     /// The end of the pause.
     ends: Nanos,
-    /// When the store's thread checks whether it has ended; [`Nanos::MAX`] if nothing is scheduled.
-    next_check: Nanos,
     /// How many requests in calls stand behind these.
     behind: usize,
 }
 
 impl Paused {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.values().all(|group| group.numbers.is_empty())
+        self.groups.values().all(|group| group.numbers.is_empty())
     }
 
     pub(super) fn insert(&mut self, number: u64, costs: &Costs, ends: Nanos) {
-        let group = self.0.entry(used(costs)).or_insert_with(|| Group {
-            numbers: BTreeSet::new(),
-            ends,
-            next_check: Nanos::MAX,
-            behind: 0,
-        });
+        let new = || Group { numbers: BTreeSet::new(), ends, behind: 0 };
+        let group = self.groups.entry(used(costs)).or_insert_with(new);
         group.numbers.insert(number);
         group.ends = ends;
     }
 
-    pub(super) fn remove(&mut self, number: u64) {
-        self.0.values_mut().for_each(|group| _ = group.numbers.remove(&number));
+    pub(super) fn remove(&mut self, number: u64, costs: &Costs) {
+        self.change(&used(costs), |group| _ = group.numbers.remove(&number));
     }
 
-    /// Returns the end of the pause that a request waits for.
-    pub(super) fn end_for(&self, number: u64) -> Nanos {
-        let group = self.0.values().find(|group| group.numbers.contains(&number));
-        group.map_or(Nanos::ZERO, |group| group.ends)
+    /// Changes a group, which ends with its last request if no other stands behind it.
+    fn change(&mut self, used: &Used, change: impl FnOnce(&mut Group)) {
+        let Some(group) = self.groups.get_mut(used) else { return };
+        change(group);
+        if group.numbers.is_empty() && group.behind == 0 {
+            self.groups.remove(used);
+        }
+    }
+
+    /// Returns the end of the pauses of these limits, for which requests wait.
+    pub(super) fn end_for(&self, costs: &Costs) -> Nanos {
+        self.groups.get(&used(costs)).map_or(Nanos::ZERO, |group| group.ends)
     }
 
     /// Counts a request that leaves with a call as one behind all requests whose limits it uses,
     /// and that came before. Returns the limits of these.
     pub(super) fn stand_behind(&mut self, number: u64, costs: &Costs) -> Vec<Used> {
         let mut stands_behind = Vec::new();
-        for (used, group) in &mut self.0 {
+        for (used, group) in &mut self.groups {
             let is_before = group.numbers.first().is_some_and(|first| *first < number);
-            if is_before && covers(costs.iter().map(|(n, _)| *n), used) {
+            if is_before && costs.iter().zip(used.iter()).all(|((n, _), used)| *n > 0 || !used) {
                 group.behind += 1;
                 stands_behind.push(used.clone());
             }
@@ -90,39 +98,41 @@ impl Paused {
 
     /// A request has its reply that stood behind the requests for these limits.
     pub(super) fn replied(&mut self, used: &Used) {
-        if let Some(group) = self.0.get_mut(used) {
-            group.behind -= 1;
-        }
+        self.change(used, |group| group.behind -= 1);
     }
 
     /// Returns whether a request in a call stands behind others that all have left the pause.
     pub(super) fn holds_calls(&self) -> bool {
-        self.0.values().any(|group| group.behind > 0 && group.numbers.is_empty())
+        self.groups.values().any(|group| group.behind > 0 && group.numbers.is_empty())
     }
 
-    /// Returns the first request whose pause has ended.
-    fn first_to_ask(&self, now: Nanos) -> Option<u64> {
-        let ended = self.0.values().filter(|group| group.ends <= now);
-        ended.filter_map(|group| group.numbers.first().copied()).min()
+    /// Returns the first requests whose pause has ended.
+    fn first_to_ask(&self, now: Nanos, most: usize) -> BTreeSet<u64> {
+        let mut first = BTreeSet::new();
+        for group in self.groups.values().filter(|group| group.ends <= now) {
+            for number in &group.numbers {
+                if first.len() == most && first.last() < Some(number) {
+                    break;
+                }
+                first.insert(*number);
+                if first.len() > most {
+                    first.pop_last();
+                }
+            }
+        }
+        first
+    }
+
+    /// Returns the first request whose pause has not ended.
+    fn first_that_waits(&self, now: Nanos) -> Option<u64> {
+        let groups = self.groups.values().filter(|group| now < group.ends);
+        groups.filter_map(|group| group.numbers.first().copied()).min()
     }
 
     /// Notes that pauses have ended.
     fn end(&mut self, now: Nanos, has_ended: impl Fn(&Used) -> bool) {
-        let ended = self.0.iter_mut().filter(|(used, _)| has_ended(used));
+        let ended = self.groups.iter_mut().filter(|(used, _)| has_ended(used));
         ended.for_each(|(_, group)| group.ends = group.ends.min(now));
-    }
-
-    /// Notes that a check runs. Returns the requests that ask whether their pause has ended.
-    fn checked(&mut self, now: Nanos) -> Vec<u64> {
-        let mut asks = Vec::new();
-        self.0.retain(|_, group| {
-            if group.next_check <= now {
-                group.next_check = Nanos::MAX;
-                asks.extend(group.numbers.first().copied().filter(|_| now < group.ends));
-            }
-            !group.numbers.is_empty() || group.behind > 0 || group.next_check < Nanos::MAX
-        });
-        asks
     }
 }
 
@@ -149,60 +159,57 @@ impl State {
         }
         self.paused.insert(number, &costs, ends);
         self.displace(deferred, victims, now);
-        self.schedule_checks(deferred, now);
+        self.schedule_check(deferred, now);
     }
 
     /// This process pauses the limits for `span`. Requests that wait behind an earlier pause keep
     /// their predicted due times, but none of these comes before the pause ends.
     pub(super) fn prolong_pause(&mut self, span: Duration, now: Nanos) {
         let ends = now.saturating_add(Nanos::from_duration(span));
-        self.paused.0.values_mut().for_each(|group| group.ends = group.ends.max(ends));
+        self.paused.groups.values_mut().for_each(|group| group.ends = group.ends.max(ends));
     }
 
-    /// Makes the store's thread check when each pause ends, or in a second.
-    fn schedule_checks(&mut self, deferred: &mut Deferred, now: Nanos) {
-        let soon = now.saturating_add(CHECK_INTERVAL);
-        for group in self.paused.0.values_mut().filter(|group| !group.numbers.is_empty()) {
-            let at = if now < group.ends { group.ends.min(soon) } else { soon };
-            if at < group.next_check {
-                group.next_check = at;
-                deferred.visits.push((at, State::check_pauses));
-            }
-        }
-    }
-
-    /// On the store's thread: makes all requests ask again whose pause has ended, and otherwise
-    /// only the first of those that wait together.
-    fn check_pauses(&mut self, deferred: &mut Deferred, now: Nanos) {
-        self.requeue_ended(deferred, now);
-        for first in self.paused.checked(now) {
-            // Until it is decided, it stays in its group: later requests stand behind it.
-            if let Some(predicted) = self.take_predicted(first) {
-                self.give_back(predicted);
-                self.rejoin(deferred, first, now);
-            }
-        }
-        self.schedule_checks(deferred, now);
-    }
-
-    /// Makes the requests behind a pause ask again if another request for their limits was decided
-    /// without a pause.
-    pub(super) fn note_decision(&mut self, deferred: &mut Deferred, reply: &Reply, now: Nanos) {
+    /// Makes the store's thread check when the next pause ends, or in a second.
+    fn schedule_check(&mut self, deferred: &mut Deferred, now: Nanos) {
         if self.paused.is_empty() {
             return;
         }
+        let ends = self.paused.groups.values().map(|group| group.ends).filter(|ends| now < *ends);
+        let at = ends.fold(now.saturating_add(CHECK_INTERVAL), Nanos::min);
+        if self.paused.next_check.is_none_or(|next| at < next) {
+            self.paused.next_check = Some(at);
+            deferred.visits.push((at, State::check_pauses));
+        }
+    }
+
+    /// On the store's thread: makes all requests ask again whose pause has ended, and of the others
+    /// only the first.
+    fn check_pauses(&mut self, deferred: &mut Deferred, now: Nanos) {
+        self.requeue_ended(deferred, now);
+        if self.paused.next_check.is_some_and(|at| now < at) {
+            // A later check was scheduled before an earlier one.
+            return;
+        }
+        self.paused.next_check = None;
+        // Until it is decided, it stays in its group: later requests stand behind it.
+        if let Some(first) = self.paused.first_that_waits(now)
+            && let Some(predicted) = self.take_predicted(first)
+        {
+            self.give_back(predicted);
+            self.rejoin(deferred, first, now);
+        }
+        self.schedule_check(deferred, now);
+    }
+
+    /// Makes the requests behind a pause ask again if one of these replies reports that none of
+    /// their limits is paused.
+    pub(super) fn note_pauses(&mut self, deferred: &mut Deferred, replies: &[Reply], now: Nanos) {
+        let Some(reply) = replies.iter().find(|reply| !reply.limits.is_empty()) else { return };
         let is_paused = |used: &Used| {
-            let paused = reply.limits.iter().map(|report| !report.paused_for.is_zero());
-            paused.zip(used).any(|(is_paused, used)| is_paused && *used)
+            let mut reports = reply.limits.iter().zip(used.iter());
+            reports.any(|(report, used)| *used && !report.paused_for.is_zero())
         };
-        self.paused.end(now, |used| {
-            let has_ended = match reply.answer {
-                Answer::Done | Answer::Refused => !is_paused(used),
-                Answer::Resumed => true,
-                Answer::Shadow | Answer::Predicted => false,
-            };
-            has_ended && covers(reply.permits.iter().copied(), used)
-        });
+        self.paused.end(now, |used| !is_paused(used));
         self.requeue_ended(deferred, now);
     }
 
@@ -230,8 +237,7 @@ impl State {
             // This visit has made its step already.
             return;
         }
-        for _ in 0..MAX_STEPS {
-            let Some(number) = self.paused.first_to_ask(now) else { return };
+        for number in self.paused.first_to_ask(now, MAX_STEPS) {
             if self.leave_pause(number).is_none() {
                 continue;
             }
@@ -243,13 +249,14 @@ impl State {
                 self.rejoin(deferred, number, now);
             }
         }
-        deferred.has_more = self.paused.first_to_ask(now).is_some();
+        deferred.has_more = !self.paused.first_to_ask(now, 1).is_empty();
     }
 
     /// Takes a request from behind the pause. Returns its predicted booking, unless the request is
     /// asking whether the pause has ended.
     pub(super) fn leave_pause(&mut self, number: u64) -> Option<Booking> {
-        self.paused.remove(number);
+        let entry = self.entries.get(&number)?;
+        self.paused.remove(number, &entry.asked.costs);
         self.take_predicted(number)
     }
 
@@ -296,26 +303,31 @@ fn used(costs: &Costs) -> Used {
     costs.iter().map(|(n, _)| *n > 0).collect()
 }
 
-/// Returns whether permits of each of these limits are requested.
-fn covers(permits: impl IntoIterator<Item = u64>, used: &Used) -> bool {
-    permits.into_iter().zip(used).all(|(n, used)| n > 0 || !used)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::line::QueuedRequest;
 
     /// Regression: the lock was held while a million requests asked again.
     #[test]
     fn requests_ask_again_by_steps() {
         let (mut state, mut deferred) = (State::default(), Deferred::default());
-        (0..1000).for_each(|number| state.paused.insert(number, &vec![(1, 1)], Nanos::new(7)));
-        let rest = |state: &State| state.paused.0.values().map(|group| group.numbers.len()).sum::<usize>();
+        for number in 0..1000 {
+            let costs = vec![(number % 2, 1), (1, 1)];
+            state.paused.insert(number, &costs, Nanos::new(7));
+            let asked = QueuedRequest { costs, ..QueuedRequest::default() };
+            let entry = Entry { stage: Stage::Sent, ..Entry::new(asked, Nanos::ZERO) };
+            state.entries.insert(number, entry);
+        }
+        let rest =
+            |state: &State| state.paused.groups.values().map(|group| group.numbers.len()).sum::<usize>();
         let mut steps = 0;
         state.requeue_paused(&mut deferred, Nanos::new(1));
         while std::mem::take(&mut deferred.has_more) {
             steps += 1;
             assert_eq!(rest(&state), 1000 - steps * MAX_STEPS);
+            let mut left = state.paused.groups.values().flat_map(|group| &group.numbers);
+            assert!(left.all(|number| *number >= (steps * MAX_STEPS) as u64));
             state.requeue_ended(&mut deferred, Nanos::new(1));
         }
         assert_eq!((steps, rest(&state)), (3, 0));

@@ -274,7 +274,7 @@ impl State {
             && !matches!(entry.stage, Stage::Answered(_))
         {
             self.in_line.remove(entry.position(number));
-            self.paused.remove(number);
+            self.paused.remove(number, &entry.asked.costs);
             entry.stage = Stage::Answered(outcome);
             deferred.wake(entry);
         }

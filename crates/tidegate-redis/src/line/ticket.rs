@@ -126,11 +126,11 @@ impl Ticket {
     pub(crate) fn due_in(&self) -> Duration {
         let now = self.line.set.now();
         let state = lock(&self.line.state);
-        let due = match state.entries.get(&self.number).map(|entry| &entry.stage) {
-            Some(Stage::Booked { class, turn }) => state.classes.get(class).map(|class| class.due(*turn)),
-            Some(Stage::Paused(predicted)) => Some(predicted.due.max(state.paused.end_for(self.number))),
+        let due = state.entries.get(&self.number).and_then(|entry| match &entry.stage {
+            Stage::Booked { class, turn } => state.classes.get(class).map(|class| class.due(*turn)),
+            Stage::Paused(predicted) => Some(predicted.due.max(state.paused.end_for(&entry.asked.costs))),
             _ => None,
-        };
+        });
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())
     }
 

@@ -76,20 +76,53 @@ fn requests_behind_the_pause_of_a_limit_wait_for_that_pause() {
 /// Bug: so they did when another process had ended the pause of their limit.
 #[test]
 fn requests_behind_the_pause_of_a_limit_go_on_when_another_process_ends_it() {
+    for ended in [&["b"][..], &["a", "b"]] {
+        on_model(async move |model| {
+            of(&model, &["a", "b"]).pause(Pause::lasting(HOUR).keep_permits()).await.unwrap();
+            let both = AnyLimiter::from(of(&model, &["a", "b"]));
+            let of_a = wait(&both, one("a"));
+            sleep(10 * MS).await;
+            let waits: Vec<_> = (0..5).map(|_| wait(&both, one("b"))).collect();
+            sleep(3 * SECOND).await;
+            of(&model, ended).resume().await.unwrap();
+            let at_end = Instant::now();
+            for wait in waits {
+                let at = wait.await.unwrap().unwrap();
+                assert!(at <= at_end + 1010 * MS, "{ended:?}: {:?}", at - at_end);
+            }
+            if ended.contains(&"a") {
+                let at = of_a.await.unwrap().unwrap();
+                assert!(at <= at_end + 1010 * MS, "{:?}", at - at_end);
+            } else {
+                assert!(!of_a.is_finished());
+            }
+        });
+    }
+}
+
+/// Bug: each set of limits that requests used asked every second.
+#[test]
+fn one_request_asks_whether_pauses_have_ended_whatever_limits_the_others_use() {
     on_model(async |model| {
-        of(&model, &["a", "b"]).pause(Pause::lasting(HOUR).keep_permits()).await.unwrap();
-        let both = AnyLimiter::from(of(&model, &["a", "b"]));
-        let of_a = wait(&both, one("a"));
-        sleep(10 * MS).await;
-        let waits: Vec<_> = (0..5).map(|_| wait(&both, one("b"))).collect();
-        sleep(3 * SECOND).await;
-        of(&model, &["b"]).resume().await.unwrap();
-        let ended = Instant::now();
-        for wait in waits {
-            let at = wait.await.unwrap().unwrap();
-            assert!(at <= ended + 1010 * MS, "{:?}", at - ended);
-        }
-        assert!(!of_a.is_finished());
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let names: Vec<_> = (0..20).map(|i| format!("limit-{i}")).collect();
+        let limits = names.iter().fold(store.limiter("all"), |limits, name| {
+            limits.limit(name.as_str(), "token_bucket 10/s burst 10")
+        });
+        let limits = limits.build().unwrap();
+        limits.pause(Pause::lasting(HOUR)).await.unwrap();
+        let all = AnyLimiter::from(limits);
+        let pair = |i: usize, j: usize| {
+            let none = AllRequest::new().cost_of_others(0);
+            wait(&all, none.cost(names[i].as_str(), 1).cost(names[j].as_str(), 1))
+        };
+        let waits: Vec<_> =
+            (0..20).flat_map(|i| (0..i).map(move |j| (i, j))).map(|(i, j)| pair(i, j)).collect();
+        sleep(5 * SECOND).await;
+        let before = store.counts().answered;
+        sleep(10 * SECOND).await;
+        assert_eq!(store.counts().answered - before, 10);
+        assert!(!waits.iter().any(JoinHandle::is_finished));
     });
 }
 
