@@ -118,7 +118,13 @@ impl Line {
                 }
                 Err(undecided) => {
                     given_back.into_iter().filter(|_| is_late).for_each(|booking| state.give_back(booking));
-                    state.failed(deferred, &numbers, undecided, (rest, timeout), now)
+                    let needs_timer = state.failed(deferred, &numbers, undecided, (rest, timeout), now);
+                    // Another limiter of this process, or a message that nobody waited for, may
+                    // have ended the pause.
+                    if !is_late && self.set.known_pause.rest().is_zero() {
+                        state.requeue_paused(deferred, now);
+                    }
+                    needs_timer
                 }
             };
             (needs_timer, state.message.clone())

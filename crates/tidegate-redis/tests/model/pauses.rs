@@ -1101,3 +1101,31 @@ fn permits_of_a_share_report_the_wait_for_the_end_of_a_pause() {
         });
     }
 }
+
+/// Bug: requests waited on behind such a pause if another limiter of their process had ended it, or
+/// if the future that ended it was dropped.
+#[test]
+fn the_end_of_a_pause_while_the_store_is_away_lets_all_requests_of_the_process_go_on() {
+    for is_dropped in [true, false] {
+        on_model(async move |model| {
+            let store = one_of_two(&model);
+            let limit =
+                || store.limiter("all").limit("limit", "token_bucket 100/s burst 10").build().unwrap();
+            let (first, second) = (limit(), limit());
+            first.pause(Pause::lasting(10 * MINUTE)).await.unwrap();
+            let waits: Vec<_> = (0..30).map(|_| wait(&second, 1)).collect();
+            sleep(100 * MS).await;
+            model.stop(true);
+            match is_dropped {
+                true => assert!(timeout(20 * MS, second.resume()).await.is_err()),
+                false => assert!(first.resume().await.is_err()),
+            }
+            let ended = Instant::now();
+            for wait in waits {
+                // They ask every second, and a share grants 50 per second.
+                let at = wait.await.unwrap().unwrap();
+                assert!(at <= ended + 3 * SECOND, "{is_dropped}: {:?}", at - ended);
+            }
+        });
+    }
+}
