@@ -311,6 +311,9 @@ impl StoreLimiter {
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         let reply = self.ask(Operation::Resume, &[]).await;
         // If the store did not reply, the pause is over for what this process decides without it.
+        if reply.is_err() {
+            self.line.leases.iter().for_each(|leases| leases.forget_pause());
+        }
         self.line.resumed();
         let was_paused = reply?.was_paused();
         if was_paused {

@@ -1129,3 +1129,22 @@ fn the_end_of_a_pause_while_the_store_is_away_lets_all_requests_of_the_process_g
         });
     }
 }
+
+/// Bug: a leased limiter that had ended a pause, and had no reply, refused attempts as paused for
+/// a second.
+#[test]
+fn a_leased_limiter_that_ends_a_pause_while_the_store_is_away_forgets_what_was_reported_of_it() {
+    on_model(async |model| {
+        let limiter = one_of_two(&model).limiter("all").limit("limit", "token_bucket 4/s burst 8").leased();
+        let limiter = limiter.build().unwrap();
+        limiter.pause(Pause::lasting(10 * MINUTE)).await.unwrap();
+        let any = AnyLimiter::from(limiter.clone());
+        let refusal = any.acquire_now(1).await.unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal:?}");
+        model.stop(true);
+        assert!(limiter.resume().await.is_err());
+        if let Err(refusal) = any.acquire_now(1).await {
+            assert!(!matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal:?}");
+        }
+    });
+}
