@@ -59,9 +59,15 @@ impl Table {
             return false;
         }
         let tag = &line.set.tag;
-        let begins = self.lingering.len() < MAX_LINGERING && !self.lingering.contains_key(tag);
+        if self.lingering.contains_key(tag) {
+            return false;
+        }
+        let begins = self.lingering.len() < MAX_LINGERING;
         if begins {
             self.lingering.insert(tag.clone(), line.clone());
+        } else {
+            // With the next request it may stay.
+            line.is_used.store(false, Ordering::Relaxed);
         }
         begins
     }

@@ -361,3 +361,24 @@ fn a_leased_key_stays_after_its_last_request_whoever_held_it_before() {
         assert!(users.is_empty());
     });
 }
+
+/// Bug: a leased key that was first used while as many others stayed as may stay did not stay after
+/// later requests.
+#[test]
+fn a_leased_key_stays_when_there_is_room_again() {
+    on_model(async |model| {
+        let store = store(&model);
+        let users = builder(&store, "token_bucket 1000/s burst 1000").leased().build().unwrap();
+        (0..16_384).for_each(|i| drop(users.limiter(&i.to_string())));
+        let session = users.limiter("alice");
+        assert_eq!(users.len(), 16_385);
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(users.len(), 1);
+        for _ in 0..400 {
+            drop(users.acquire_now("alice", 1).await.unwrap());
+            sleep(5 * MS).await;
+        }
+        drop(session);
+        assert_eq!(users.len(), 1);
+    });
+}
