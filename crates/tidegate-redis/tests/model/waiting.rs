@@ -274,6 +274,26 @@ fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
     }
 }
 
+/// Bug: in a known pause, requests for permits in use were refused as unavailable where a process
+/// grants nothing while the store is away, unlike requests for a rate.
+#[test]
+fn a_pause_that_is_known_refuses_requests_for_permits_in_use_while_the_store_is_away() {
+    for while_away in [WhileAway::Closed, WhileAway::Wait] {
+        on_model(async move |model| {
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let jobs = store.counting("jobs", 1).build().unwrap();
+            jobs.pause(Pause::lasting(60 * SECOND)).await.unwrap();
+            model.stop(true);
+            for _ in 0..2 {
+                for refusal in [jobs.acquire_now(1).await, jobs.acquire_within(SECOND).await] {
+                    let refusal = refusal.unwrap_err();
+                    assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal:?}");
+                }
+            }
+        });
+    }
+}
+
 /// Reservations in the share of a process were granted seconds after the limiter was closed.
 #[test]
 fn a_close_ends_reservations_in_a_share() {

@@ -304,6 +304,9 @@ impl Shared {
             let (permits, waits_for_permits) = (u64::from(*permits), *waits_for_permits);
             match (most, &paused) {
                 (None, _) if waits_for_permits && may_wait => {}
+                (None, Some(refusal)) if away != Away::Misconfigured => {
+                    line.refuse(position, refusal.clone(), answers);
+                }
                 (None, _) => line.refuse(position, Refusal::Unavailable { retry_after }, answers),
                 // It may fit the limit, though not the share.
                 (Some(most), _) if permits > u64::from(most.max(1)) => {
