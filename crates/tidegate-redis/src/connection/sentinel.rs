@@ -56,8 +56,8 @@ impl Sentinels {
     }
 
     /// Connects to the primary: to the first server that a sentinel reports and that reports itself
-    /// to be a primary. Until it is connected, `misconfigured` is the failure that the attempt would
-    /// have if nothing else replied, if time does not mend that failure.
+    /// to be a primary. Meanwhile `misconfigured` is set to the failure that the attempt would have
+    /// if nothing else replied, if time does not mend that failure.
     pub(super) async fn connect(
         self: &Arc<Sentinels>,
         misconfigured: &Mutex<Option<Failure>>,
