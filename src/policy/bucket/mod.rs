@@ -378,7 +378,7 @@ impl Bucket {
 
     /// Takes one permit of a bucket that is [`PLAIN`]: the rule of [`take`](Bucket::take) with two
     /// numbers instead of ten.
-    #[inline(always)]
+    #[inline]
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
