@@ -888,9 +888,9 @@ where
     /// once with [`Refusal::Closed`]: tasks, blocked threads and reservations. Permits that were
     /// granted before stay granted. Returns whether the limiter was open.
     ///
-    /// All known keys are forgotten, except those whose limiter is in use. To close one key, close its
-    /// [`limiter`](KeyedRateLimiter::limiter), and do not [remove](KeyedRateLimiter::remove) the
-    /// key.
+    /// All known keys are forgotten, except those whose limiter is in use. To close one key, close
+    /// its [`limiter`](KeyedRateLimiter::limiter), and do not [remove](KeyedRateLimiter::remove)
+    /// the key.
     ///
     /// # Examples
     ///

@@ -223,9 +223,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// At [`Rate::ZERO`], with a burst of 0, or with [`DenyAll`](crate::DenyAll), the call waits
     /// until that setting changes, possibly for ever. It also waits for ever if earlier requests
-    /// took all permits until the end of the clock's 34 years. A [`LeakyBucket`](crate::LeakyBucket)
-    /// with a bound on its queue refuses such a call. To limit the wait, use
-    /// [`acquire_within`](RateLimiter::acquire_within).
+    /// took all permits until the end of the clock's 34 years. A
+    /// [`LeakyBucket`](crate::LeakyBucket) with a bound on its queue refuses such a call. To limit
+    /// the wait, use [`acquire_within`](RateLimiter::acquire_within).
     ///
     /// # Fairness
     ///

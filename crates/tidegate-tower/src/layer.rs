@@ -335,10 +335,10 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     /// A cost of 0 takes no permits, except that in an `AllOf` a [default
     /// cost](tidegate::AllOf::default_cost) and a [`CountingLimit`](tidegate::CountingLimit) still
     /// apply. A closed limiter refuses it. A `KeyedCountingLimit` without room for a key refuses it
-    /// as well, and so does a `KeyedAllOf` if all costs are 0 and the layer may settle them. If only
-    /// some costs are 0, a limit without room adds the key when such a cost is settled, and charges
-    /// nothing if there is no room even then. An [exempt](AllRequest::exempt) request always passes,
-    /// and its response does not report the limits.
+    /// as well, and so does a `KeyedAllOf` if all costs are 0 and the layer may settle them. If
+    /// only some costs are 0, a limit without room adds the key when such a cost is settled, and
+    /// charges nothing if there is no room even then. An [exempt](AllRequest::exempt) request
+    /// always passes, and its response does not report the limits.
     ///
     /// # Examples
     ///

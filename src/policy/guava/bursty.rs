@@ -270,8 +270,8 @@ impl SmoothBursty {
     }
 
     /// Decides a request that is due and costs all time to come. That cost may be the one of a rate
-    /// of zero which a change has just replaced, and would shut the limiter for good. So one reading
-    /// of the rate decides and has the cost.
+    /// of zero which a change has just replaced, and would shut the limiter for good. So one
+    /// reading of the rate decides and has the cost.
     #[cold]
     fn grant_endless(&self, zero: u64, tick: u64, n: u32) -> Result<(u64, BurstyCharge), u64> {
         match self.rate.interval() {

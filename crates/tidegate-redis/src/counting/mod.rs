@@ -53,8 +53,8 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 /// A process makes one call at a time. The call serves all requests that came during the previous
 /// call, up to 64 that wait and 1,024 in total, and carries the permits that were given back. A
 /// permit therefore costs at most one call to take and one call to give back. While permits are in
-/// use, a process makes about four calls per time to live. The store keeps a few hundred bytes for each
-/// process that holds permits or waits.
+/// use, a process makes about four calls per time to live. The store keeps a few hundred bytes for
+/// each process that holds permits or waits.
 ///
 /// # Fairness
 ///

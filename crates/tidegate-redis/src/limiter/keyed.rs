@@ -27,9 +27,9 @@ use crate::store::Store;
 ///
 /// A key is any text. Its tag is the tag of the limiter, a colon and the key. If that text cannot
 /// be a tag, because it is longer than 500 bytes, has a brace or a control character, or begins
-/// with `sha1:`, the tag is `sha1:` and the SHA-1 of the text. So the key `b:c` of a keyed limiter `a` is the key `c` of a
-/// keyed limiter `a:b`: if users choose their keys, no tag may be the beginning of another one up
-/// to a colon.
+/// with `sha1:`, the tag is `sha1:` and the SHA-1 of the text. So the key `b:c` of a keyed limiter
+/// `a` is the key `c` of a keyed limiter `a:b`: if users choose their keys, no tag may be the
+/// beginning of another one up to a colon.
 ///
 /// # Memory
 ///

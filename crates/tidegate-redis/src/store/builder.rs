@@ -147,13 +147,13 @@ impl StoreBuilder {
     /// [opened](StoreBuilder::open), instead of on a thread of its own.
     ///
     /// The reply to a request of this runtime then needs no hop to another thread. That hop is a
-    /// quarter of the time of a request without concurrent ones. Concurrent requests share calls, and
-    /// gain less. Choose this if the requests come from tasks of one runtime that lasts as long as
-    /// the store. Keep the thread if other runtimes and plain threads make requests too, if calls
-    /// block, or if tasks of the runtime work for long between two awaits: the runtime keeps the
-    /// deadline of a call. The runtime must run, with its time and I/O drivers enabled, and without
-    /// paused time. While it exists and nothing runs it, as a `current_thread` runtime outside of
-    /// `block_on`, calls from elsewhere do not end, and block a thread if they block.
+    /// quarter of the time of a request without concurrent ones. Concurrent requests share calls,
+    /// and gain less. Choose this if the requests come from tasks of one runtime that lasts as long
+    /// as the store. Keep the thread if other runtimes and plain threads make requests too, if
+    /// calls block, or if tasks of the runtime work for long between two awaits: the runtime keeps
+    /// the deadline of a call. The runtime must run, with its time and I/O drivers enabled, and
+    /// without paused time. While it exists and nothing runs it, as a `current_thread` runtime
+    /// outside of `block_on`, calls from elsewhere do not end, and block a thread if they block.
     ///
     /// - **A call that blocks** would wait for itself on a thread of this runtime. It is refused
     ///   there at once, as [`StoreLimiter`](crate::StoreLimiter) describes, even within
