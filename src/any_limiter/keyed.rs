@@ -47,6 +47,15 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
         }
     }
 
+    /// Waits for the permits of a request from this key. Defaults to the wait of
+    /// [`limiter_for`](KeyedLimiter::limiter_for), which is called at once.
+    fn acquire(&self, key: K, request: &AllRequest<'_>) -> AcquireAny {
+        match self.limiter_for(key, request) {
+            Ok(limiter) => limiter.0.acquire(request),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
     /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
     /// limiter was open.
     fn close(&self) -> bool;
@@ -182,11 +191,7 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// Like [`AnyLimiter::acquire_many`].
     pub fn acquire_many<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
-        let request = request.into();
-        match self.0.limiter_for(key.into(), &request) {
-            Ok(limiter) => limiter.acquire_many(request),
-            Err(refusal) => AcquireAny::ready(Err(refusal)),
-        }
+        self.0.acquire(key.into(), &request.into())
     }
 
     /// Waits for one permit of each limit of a key if that takes no longer than `within`; else
@@ -285,7 +290,7 @@ mod of_this_process {
 
     impl<Q, C> KeyedLimiter<Q::Owned> for KeyedAllOf<Q, C>
     where
-        Q: ToOwned + ?Sized + Sync + 'static,
+        Q: ToOwned<Owned: Send> + ?Sized + Sync + 'static,
         C: Timer + Clone,
     {
         fn limiter(&self, key: Q::Owned) -> Result<AnyLimiter, AllRefusal> {
@@ -303,6 +308,12 @@ mod of_this_process {
 
         fn acquire_now(&self, key: Q::Owned, request: &AllRequest<'_>) -> AcquireAny {
             AcquireAny::ready(self.try_acquire_many(key.borrow(), request.clone()))
+        }
+
+        // The first poll decides whether the request needs a limiter of its key.
+        fn acquire(&self, key: Q::Owned, request: &AllRequest<'_>) -> AcquireAny {
+            let (keys, ask, request) = (self.clone(), self.ask(request), request.request);
+            AcquireAny::new(async move { keys.acquire_ask(key.borrow(), ask?, &request).await })
         }
 
         fn close(&self) -> bool {
@@ -359,7 +370,7 @@ mod of_this_process {
 
     impl<Q, C> From<KeyedAllOf<Q, C>> for AnyKeyed<Q::Owned>
     where
-        Q: ToOwned + ?Sized + Sync + 'static,
+        Q: ToOwned<Owned: Send> + ?Sized + Sync + 'static,
         C: Timer + Clone,
     {
         fn from(keys: KeyedAllOf<Q, C>) -> AnyKeyed<Q::Owned> {

@@ -234,6 +234,10 @@ impl<K: 'static> KeyedLimiter<K> for Replaceable<AnyKeyed<K>> {
         self.current().0.acquire_now(key, request)
     }
 
+    fn acquire(&self, key: K, request: &AllRequest<'_>) -> AcquireAny {
+        self.current().0.acquire(key, request)
+    }
+
     fn close(&self) -> bool {
         self.close_current(|limiter| Ok::<_, Infallible>(limiter.close()))
             .unwrap_or_else(|never| match never {})

@@ -5,9 +5,12 @@
 //! | case | how a request for a key is decided |
 //! |---|---|
 //! | no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
-//! | no request waits for this key, and the request is refused | by a look at each member, so no key makes room for it |
+//! | no request waits for this key, and the request is refused for good or may not wait | by a look at each member, so no key makes room for it |
 //! | the request asks several limiters of keys, or asks for permits in use of its key, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
 //! | other requests wait for this key | by the [`AllOf`] in which they wait |
+//!
+//! A request with a maximum wait above zero makes room for its key even if its [`AllOf`] then
+//! refuses it at once.
 //!
 //! The path through the table takes from the common members, each inside the call of the one before
 //! it, as an [`AllOf`] does, and from the key innermost. So a grant of a key never has to be put
@@ -521,9 +524,18 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             let request = request.into();
             (self.ask(&request)?, request.request)
         };
-        match self.take_or_wait(key, &ask, &request)? {
+        self.acquire_ask(key, ask, &request).await
+    }
+
+    pub(crate) async fn acquire_ask(
+        &self,
+        key: &Q,
+        ask: Weights,
+        request: &Request,
+    ) -> Result<AllPermits, AllRefusal> {
+        match self.take_or_wait(key, &ask, request)? {
             ControlFlow::Break(permits) => Ok(permits),
-            ControlFlow::Continue(all) => AcquireAll::waiting(all, Progress::with(ask, &request)).await,
+            ControlFlow::Continue(all) => AcquireAll::waiting(all, Progress::with(ask, request)).await,
         }
     }
 
@@ -541,13 +553,13 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return Ok(ControlFlow::Continue(all));
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
+            Some(Err(refusal)) if !may_wait(request, &refusal) => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.report_end(ask, Ok(permits)).map(ControlFlow::Break),
-            // No observer is notified if the request waits now.
-            answer => answer
-                .map_or(Ok(()), |answer| self.or_wait(ask, request, answer.map(drop)))
-                .and_then(|()| self.limiter_for(key, Some(ask)))
-                .map(ControlFlow::Continue)
-                .or_else(|refusal| self.refuse(key, ask, refusal)),
+            // No observer is notified: the request waits now.
+            Some(Err(_)) | None => match self.limiter_for(key, Some(ask)) {
+                Ok(all) => Ok(ControlFlow::Continue(all)),
+                Err(refusal) => self.refuse(key, ask, refusal),
+            },
         }
     }
 
@@ -671,11 +683,12 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Some(all) = self.in_use(key, Some(ask)) {
             return Ok(all);
         }
-        // A request that is refused at once needs no room for its key.
-        let answer = self.common.shared.or_report_cancelled(ask, || self.check_available(key, ask));
-        self.or_wait(ask, request, answer)
-            .and_then(|()| self.limiter_for(key, Some(ask)))
-            .or_else(|refusal| self.refuse(key, ask, refusal))
+        // A request that cannot wait needs no room for its key.
+        let answer = match self.common.shared.or_report_cancelled(ask, || self.check_available(key, ask)) {
+            Err(refusal) if !may_wait(request, &refusal) => Err(refusal),
+            _ => self.limiter_for(key, Some(ask)),
+        };
+        answer.or_else(|refusal| self.refuse(key, ask, refusal))
     }
 
     /// Returns the [`AllOf`] of one key, with all of its methods. All calls for this key wait in
@@ -820,10 +833,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return all.attempt(ask);
         }
         match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
-            Some(answer) => {
-                let with_left = |refusal| self.with_permits_left(key, ask, refusal, false);
-                self.report_end(ask, answer.map_err(with_left))
-            }
+            Some(Ok(permits)) => self.report_end(ask, Ok(permits)),
+            Some(Err(refusal)) => self.refuse(key, ask, refusal),
             None => match self.limiter_for(key, Some(ask)) {
                 Ok(all) => all.attempt(ask),
                 Err(refusal) => self.refuse(key, ask, refusal),
@@ -831,19 +842,15 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Refuses a request that cannot wait: notifies the observer, and adds the permits left if the
-    /// request asks for them.
-    fn refuse<T>(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> Result<T, AllRefusal> {
-        self.report_end(ask, Err(self.with_permits_left(key, ask, refusal, true)))
-    }
-
-    /// Adds the permits left to the refusal of a request, if the request asks for them.
-    fn with_permits_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal, may_wait: bool) -> AllRefusal {
-        if !ask.wants_left {
-            return refusal;
+    /// Refuses a request without a composite: notifies the observer, and adds the permits left if
+    /// the request asks for them.
+    fn refuse<T>(&self, key: &Q, ask: &Weights, mut refusal: AllRefusal) -> Result<T, AllRefusal> {
+        if ask.wants_left {
+            let asked =
+                |name: &str| self.index_of(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
+            refusal = refusal.with_left(self.status(key)).with_state_met(asked, false);
         }
-        let asked = |name: &str| self.index_of(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
-        refusal.with_left(self.status(key)).with_state_met(asked, may_wait)
+        self.report_end(ask, Err(refusal))
     }
 
     /// Takes without a composite, now or not at all. Returns `None` if a composite is needed.
@@ -936,29 +943,6 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Returns the refusal of a request that is refused now, unless the request can wait instead.
-    /// So no key makes room for a request that a composite would refuse at once.
-    fn or_wait(
-        &self,
-        ask: &Weights,
-        request: &Request,
-        answer: Result<(), AllRefusal>,
-    ) -> Result<(), AllRefusal> {
-        let Err(AllRefusal::Member { name, mut refusal, .. }) = answer else { return answer };
-        let most = self.common.shared.rule.max_wait(ask);
-        let within = Nanos::from_duration(request.within.map_or(most, |within| within.min(most)));
-        match &mut refusal {
-            // From the told time on, the request is due soon enough.
-            Refusal::Limited { retry_after } | Refusal::Paused { retry_after } if *retry_after > within => {
-                *retry_after = retry_after.saturating_since(within);
-            }
-            Refusal::InUse { .. } if request.within == Some(Duration::ZERO) => {}
-            Refusal::Limited { .. } | Refusal::Paused { .. } | Refusal::InUse { .. } => return Ok(()),
-            _ => {}
-        }
-        Err(refused(&name, refusal))
-    }
-
     /// Notifies the observer of a call that was decided without a composite.
     fn report_end<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
         if self.events.is_some() {
@@ -977,7 +961,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         answer
     }
 
-    fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
+    pub(crate) fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_request(&request.request);
         let common = &self.common.shared.rule.members;
         let takes_number = |entry: &KeyedEntry<Q>| entry.cost.is_none() && entry.member.in_table().is_some();
@@ -991,6 +975,14 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         ask.set_costs(request, rates(common).chain(keyed), find)?;
         Ok(ask)
     }
+}
+
+/// Returns whether a request that is refused now may wait instead. A composite may still refuse it
+/// at once, because only the queue knows all bounds of a wait.
+fn may_wait(request: &Request, refusal: &AllRefusal) -> bool {
+    request.within != Some(Duration::ZERO)
+        && refusal.may_retry()
+        && !matches!(refusal.refusal(), Some(Refusal::TooManyKeys { .. }))
 }
 
 fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
