@@ -116,6 +116,41 @@ impl<K: 'static> AnyKeyed<K> {
         self.0.limiter(key.into())
     }
 
+    /// Returns the limiter of this key that decides this request. Asks for no permits.
+    ///
+    /// For an [exempt](crate::Request::exempt) request no key is added to a table. So its limiter
+    /// shows which limits a key has, and that of a `KeyedAllOf` also shows their status.
+    ///
+    /// A `KeyedAllOf` may have no limiter of the key for a limit of which the request asks nothing.
+    /// Debits and refunds reach the key all the same, but the end of a pause does not leave that
+    /// limit of the key empty.
+    ///
+    /// # Errors
+    ///
+    /// The refusal of the request, if the key has no limiter; an observer was notified of it.
+    ///
+    /// # Examples
+    ///
+    #[cfg_attr(feature = "keyed", doc = "```")]
+    #[cfg_attr(not(feature = "keyed"), doc = "```ignore")]
+    /// use tidegate::{AllRequest, AnyKeyed, KeyedAllOf, KeyedRateLimiter, Rate, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 2);
+    /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 1000);
+    /// let api: AnyKeyed<String> = KeyedAllOf::<str>::new("user", &users).into();
+    /// let status = api.limiter_for("alice", AllRequest::new().exempt())?.status();
+    /// assert_eq!(status.member("user").map(|user| user.available), Some(2));
+    /// assert!(users.is_empty());
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn limiter_for<'a>(
+        &self,
+        key: impl Into<K>,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AnyLimiter, AllRefusal> {
+        self.0.limiter_for(key.into(), &request.into())
+    }
+
     /// Closes the limiter for all keys, permanently, and refuses all waiters. Returns whether the
     /// limiter was open. The members of a `KeyedAllOf` stay open, and a limiter over a store closes
     /// in this process.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, AnyReservation,
-    KeyedAllOf, KeyedRateLimiter, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
+    KeyedAllOf, KeyedLimiter, KeyedRateLimiter, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
 };
 
 /// A limiter that a [`RateLimitLayer`](crate::RateLimitLayer) can ask: every limiter of the crate
@@ -214,8 +214,7 @@ where
     }
 
     fn acquire(&self, key: &Q::Owned, ask: &Self::Ask) -> AcquireAny {
-        let (limit, key, ask) = (self.clone(), key.clone(), ask.clone());
-        AcquireAny::new(async move { limit.acquire_many(key.borrow(), ask).await })
+        KeyedLimiter::acquire(self, key.clone(), ask)
     }
 
     fn reserve(&self, key: &Q::Owned, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
@@ -282,7 +281,9 @@ impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
     }
 
     fn members(&self, key: &K) -> Option<usize> {
-        Limit::members(&self.limiter(key.clone()).ok()?, &())
+        // The key is not added: the request may have been refused before its key had to have room.
+        let limiter = self.limiter_for(key.clone(), AllRequest::new().exempt());
+        Limit::members(&limiter.ok()?, &())
     }
 }
 

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use tidegate::{
     AnyKeyed, CountingLimit, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate,
-    Request as Ask, Statistics, TokenBucket, WhenKeysFull,
+    RateLimiter, Request as Ask, Statistics, TokenBucket, WhenKeysFull,
 };
 use tidegate_tower::{Limit, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
@@ -121,6 +121,29 @@ async fn an_exempt_request_adds_no_key() {
         let any = AnyKeyed::from(KeyedAllOf::<str, _>::new("user", &users));
         assert_eq!(status(&layers(&any)[kind], "/bob", true).await, StatusCode::OK);
         assert_eq!(users.status("/alice").available, 0, "{kind}");
+    }
+}
+
+/// Bug: a layer asked an `AnyKeyed` for the limiter of a refused key, to count the limits. So the
+/// key was added to the table, and a limited key was forgotten for it.
+#[tokio::test]
+async fn a_refused_request_adds_no_key() {
+    for is_shadow in [true, false] {
+        let clock = ManualClock::new();
+        let policy = TokenBucket::new(Rate::per_hour(1), 1);
+        let users = Users::with_clock(policy.clone(), 1, clock.clone());
+        let users = users.when_full(WhenKeysFull::EvictLeastUsed);
+        let all = RateLimiter::with_clock(policy, clock);
+        users.try_acquire("/alice").unwrap();
+        all.drain();
+        let any = AnyKeyed::from(KeyedAllOf::<str, _>::new("user", &users).with("all", &all));
+        let layer = RateLimitLayer::keyed(any, user).named("api");
+        let (layer, expected) = match is_shadow {
+            true => (layer.shadow(), StatusCode::OK),
+            false => (layer, StatusCode::TOO_MANY_REQUESTS),
+        };
+        assert_eq!(status(&layer, "/bob", false).await, expected);
+        assert_eq!(users.status("/alice").available, 0, "{expected}");
     }
 }
 
