@@ -311,8 +311,8 @@ where
         false
     }
 
-    /// Forgets the key that becomes fresh soonest among [`SEARCH`] neighbouring slots. Returns
-    /// whether it forgot a key.
+    /// Forgets the key that becomes fresh soonest among [`SEARCH`] neighbouring slots, or the next
+    /// key if there is none among them. Returns whether it forgot a key.
     ///
     /// The slots are in the shard of the new key, so that the shards stay equally full. If that
     /// shard has no known key, other shards are tried.
@@ -324,7 +324,11 @@ where
                 let (policy, state) = entries.at(slot)?;
                 Some((policy.status(state, now).full_at, slot))
             };
-            let freshest = entries.slots_from(home(hash), SEARCH).filter_map(full_at).min();
+            let freshest = entries.slots_from(home(hash), SEARCH).filter_map(full_at).min().or_else(|| {
+                // Few keys may be far apart: the next one counts.
+                shard.entries().iter().next()?;
+                entries.slots_from(home(hash), entries.slot_count()).find_map(full_at)
+            });
             if let Some((_, slot)) = freshest
                 && let Some(entry) = shard.entries_mut().remove_at(slot)
             {

@@ -107,6 +107,17 @@ fn the_freshest_gives_up_its_slot() {
     assert_eq!((keys.len(), keys.status(&1).available, keys.status(&2).available), (2, 1, 0));
 }
 
+/// Bug: a new key was refused if the only key that it could replace was far from it.
+#[test]
+fn the_only_replaceable_key_gives_up_its_slot_wherever_it_is() {
+    let (keys, _) = one_per_second(100, WhenKeysFull::EvictLeastUsed);
+    // The slots grow for all of these keys, and the keys with limiters leave them again.
+    (0..100).for_each(|key| assert!(keys.try_acquire(&key).is_ok()));
+    let in_use: Vec<_> = (0..99).map(|key| keys.limiter(&key)).collect();
+    assert!(in_use.iter().all(Result::is_ok));
+    assert!((1000..1064).all(|key| keys.try_acquire(&key).is_ok()));
+}
+
 #[test]
 fn a_request_that_can_never_be_granted_adds_no_key() {
     let (keys, _) = one_per_second(2, WhenKeysFull::RefuseNew);
