@@ -69,10 +69,13 @@ pub(crate) struct Entry {
 /// A key of a limiter of keys, in a composite that has no limiter of the key. Each call looks the
 /// key up.
 pub(crate) trait AbsentKey: Send + Sync {
-    /// Charges the key, which is added if it is new and has room.
+    /// Charges the key, which is added if it is new, if there is room for it or another key can be
+    /// replaced.
     fn debit(&self, n: u32);
 
     fn refund(&self, n: u32);
+
+    fn keep_at_most(&self, permits: u64) -> u64;
 
     fn status(&self) -> Status;
 }
@@ -202,6 +205,16 @@ impl Entry {
             (Some(key), _) => key.refund(n),
             (None, Kind::Rate(member)) => member.refund(n),
             (None, Kind::Counting(_)) => {}
+        }
+    }
+
+    /// Takes the permits beyond this number, and returns how many it took. Does nothing to a
+    /// counting limit.
+    pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
+        match (&self.placeholder_of, &self.kind) {
+            (Some(key), _) => key.keep_at_most(permits),
+            (None, Kind::Rate(member)) => member.keep_at_most(permits),
+            (None, Kind::Counting(_)) => 0,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::all_of::all::{Entry, Kind};
+use crate::all_of::all::Entry;
 use crate::all_of::{AllOf, AllRefusal, AllRequest};
 use crate::clock::Timer;
 use crate::limiter::events::Events;
@@ -189,10 +189,7 @@ impl<C: Timer> AllOf<C> {
     /// ```
     pub fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let index = self.shared.rule.find(name)?;
-        Ok(match &self.shared.rule.members[index].kind {
-            Kind::Rate(member) => member.keep_at_most(permits),
-            Kind::Counting(_) => 0,
-        })
+        Ok(self.shared.rule.members[index].keep_at_most(permits))
     }
 
     /// Bounds the queue of this `AllOf`, by the number of requests and by the sum of their costs.

@@ -1084,6 +1084,8 @@ fn what_is_settled_is_charged_to_a_key_without_room() -> Result<(), AllRefusal> 
     limiter.debit([("tokens", 10)])?;
     limiter.refund([("tokens", 4)])?;
     assert_eq!(tokens.status("erin").available, 994);
+    assert_eq!(limiter.keep_at_most("tokens", 3)?, 991);
+    assert_eq!(tokens.status("erin").available, 3);
     Ok(())
 }
 

@@ -231,6 +231,10 @@ where
         self.limiter.refund(self.part.borrow(), n);
     }
 
+    fn keep_at_most(&self, permits: u64) -> u64 {
+        self.limiter.keep_at_most(self.part.borrow(), permits).unwrap_or(0)
+    }
+
     fn status(&self) -> Status {
         self.limiter.status(self.part.borrow())
     }
@@ -314,6 +318,10 @@ where
 
     /// Does nothing, like `debit`.
     fn refund(&self, _n: u32) {}
+
+    fn keep_at_most(&self, _permits: u64) -> u64 {
+        0
+    }
 
     fn status(&self) -> Status {
         self.limit.status(self.part.borrow())
