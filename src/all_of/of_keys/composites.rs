@@ -2,10 +2,11 @@
 //!
 //! A composite is identified by the numbers of the limiters of its key, and not by the key, so no
 //! code of the key type runs here. Where a key has no limiter, its hash is its number: two keys of
-//! one hash share a queue there, and no limiter. A key that was
-//! [removed](crate::KeyedRateLimiter::remove) in between has a new limiter, and so another
-//! composite. The table holds weak handles. Dropping the last handle to a composite removes its
-//! entry, so the table is as large as the number of keys in use.
+//! one hash share a composite there, which charges what is settled to the key that came first, and
+//! reports the status of that key. A key that was [removed](crate::KeyedRateLimiter::remove) in
+//! between has a new limiter, and so another composite. The table holds weak handles. Dropping the
+//! last handle to a composite removes its entry, so the table is as large as the number of keys in
+//! use.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
