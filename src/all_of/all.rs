@@ -68,14 +68,18 @@ pub(crate) struct Entry {
 
 /// A key of a limiter of keys, in a composite that has no limiter of the key. Each call looks the
 /// key up.
+///
+/// By default no call changes anything, because permits in use come back only from their holders.
 pub(crate) trait AbsentKey: Send + Sync {
     /// Charges the key, which is added if it is new, if there is room for it or another key can be
     /// replaced.
-    fn debit(&self, n: u32);
+    fn debit(&self, _n: u32) {}
 
-    fn refund(&self, n: u32);
+    fn refund(&self, _n: u32) {}
 
-    fn keep_at_most(&self, permits: u64) -> u64;
+    fn keep_at_most(&self, _permits: u64) -> u64 {
+        0
+    }
 
     fn status(&self) -> Status;
 }

@@ -313,16 +313,6 @@ where
     K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
     R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
 {
-    /// Does nothing, because permits in use come back only from their holders.
-    fn debit(&self, _n: u32) {}
-
-    /// Does nothing, like `debit`.
-    fn refund(&self, _n: u32) {}
-
-    fn keep_at_most(&self, _permits: u64) -> u64 {
-        0
-    }
-
     fn status(&self) -> Status {
         self.limit.status(self.part.borrow())
     }
