@@ -48,6 +48,8 @@ struct Group {
     numbers: BTreeSet<u64>,
     /// The end of the pause.
     ends: Nanos,
+    /// Whether this process took the pause for ended. The store may still predict the requests.
+    is_presumed_over: bool,
     /// How many requests in calls stand behind these.
     behind: usize,
 }
@@ -58,10 +60,10 @@ impl Paused {
     }
 
     pub(super) fn insert(&mut self, number: u64, costs: &Costs, ends: Nanos) {
-        let new = || Group { numbers: BTreeSet::new(), ends, behind: 0 };
+        let new = || Group { numbers: BTreeSet::new(), ends, is_presumed_over: false, behind: 0 };
         let group = self.groups.entry(used(costs)).or_insert_with(new);
         group.numbers.insert(number);
-        group.ends = ends;
+        (group.ends, group.is_presumed_over) = (ends, false);
     }
 
     pub(super) fn remove(&mut self, number: u64, costs: &Costs) {
@@ -129,10 +131,9 @@ impl Paused {
         groups.filter_map(|group| group.numbers.first().copied()).min()
     }
 
-    /// Notes that pauses have ended.
-    fn end(&mut self, now: Nanos, has_ended: impl Fn(&Used) -> bool) {
-        let ended = self.groups.iter_mut().filter(|(used, _)| has_ended(used));
-        ended.for_each(|(_, group)| group.ends = group.ends.min(now));
+    /// Returns whether the store may still predict a request for these limits, whose pause is over.
+    fn is_presumed_over(&self, costs: &Costs) -> bool {
+        self.groups.get(&used(costs)).is_some_and(|group| group.is_presumed_over)
     }
 }
 
@@ -201,21 +202,28 @@ impl State {
         self.schedule_check(deferred, now);
     }
 
-    /// Makes the requests behind a pause ask again if one of these replies reports that none of
-    /// their limits is paused.
+    /// Notes when the pauses end, if one of these replies reports that. Makes the requests ask again
+    /// of which no limit is paused.
     pub(super) fn note_pauses(&mut self, deferred: &mut Deferred, replies: &[Reply], now: Nanos) {
         let Some(reply) = replies.iter().find(|reply| !reply.limits.is_empty()) else { return };
-        let is_paused = |used: &Used| {
-            let mut reports = reply.limits.iter().zip(used.iter());
-            reports.any(|(report, used)| *used && !report.paused_for.is_zero())
-        };
-        self.paused.end(now, |used| !is_paused(used));
+        for (used, group) in &mut self.paused.groups {
+            let reports = reply.limits.iter().zip(used.iter()).filter(|(_, used)| **used);
+            let rest = reports.map(|(report, _)| report.paused_for).max().unwrap_or_default();
+            group.ends = match rest {
+                Duration::ZERO => group.ends.min(now),
+                rest => now.saturating_add(Nanos::from_duration(rest)),
+            };
+            group.is_presumed_over = false;
+        }
         self.requeue_ended(deferred, now);
+        self.schedule_check(deferred, now);
     }
 
     /// Makes all requests behind a pause ask again: this process has ended the pauses.
     pub(super) fn requeue_paused(&mut self, deferred: &mut Deferred, now: Nanos) {
-        self.paused.end(now, |_| true);
+        for group in self.paused.groups.values_mut().filter(|group| now < group.ends) {
+            (group.ends, group.is_presumed_over) = (now, true);
+        }
         self.requeue_ended(deferred, now);
     }
 
@@ -238,8 +246,12 @@ impl State {
             return;
         }
         for number in self.paused.first_to_ask(now, MAX_STEPS) {
-            if self.leave_pause(number).is_none() {
-                continue;
+            let costs = self.entries.get(&number).map(|entry| &entry.asked.costs);
+            let is_presumed_over = costs.is_some_and(|costs| self.paused.is_presumed_over(costs));
+            let Some(predicted) = self.leave_pause(number) else { continue };
+            if is_presumed_over {
+                // If the message that ends the pause is lost, the store would predict it twice.
+                self.give_back(predicted);
             }
             let is_leaked = |entry: &Entry| entry.last().saturating_add(CHECK_INTERVAL) < now;
             if self.entries.get(&number).is_some_and(is_leaked) {

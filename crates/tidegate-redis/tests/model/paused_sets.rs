@@ -176,3 +176,29 @@ fn a_limit_that_is_used_up_refuses_as_limited_beside_a_paused_limit() {
         });
     }
 }
+
+/// Bug: only the requests that use the limits of the one that asks heard that their pause was
+/// prolonged. The others asked all at once at its former end, and were told that end.
+#[test]
+fn requests_for_other_limits_hear_of_a_prolonged_pause() {
+    on_model(async |model| {
+        of(&model, &["a"]).pause(Pause::lasting(HOUR)).await.unwrap();
+        of(&model, &["b"]).pause(Pause::lasting(10 * SECOND)).await.unwrap();
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let line = "token_bucket 10/s burst 10";
+        let both = store.limiter("all").limit("a", line).limit("b", line).build().unwrap();
+        let both = AnyLimiter::from(both);
+        let _first = wait(&both, one("a"));
+        sleep(10 * MS).await;
+        let reserved = both.non_blocking().reserve(one("b")).unwrap();
+        let _waits: Vec<_> = (0..640).map(|_| wait(&both, one("b"))).collect();
+        sleep(5 * SECOND).await;
+        of(&model, &["b"]).pause(Pause::lasting(60 * SECOND)).await.unwrap();
+        sleep(3 * SECOND).await;
+        assert!(reserved.due_in() > 50 * SECOND, "{:?}", reserved.due_in());
+        let before = store.counts().answered;
+        sleep(4 * SECOND).await;
+        let calls = store.counts().answered - before;
+        assert!(calls <= 5, "{calls}");
+    });
+}

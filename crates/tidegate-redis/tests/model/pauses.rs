@@ -1148,3 +1148,25 @@ fn a_leased_limiter_that_ends_a_pause_while_the_store_is_away_forgets_what_was_r
         }
     });
 }
+
+/// Bug: if the message that ended a pause was lost, the store predicted the requests that asked
+/// again a second time, behind themselves, and refused those with a maximum wait.
+#[test]
+fn requests_that_ask_again_in_a_pause_that_goes_on_keep_their_times() {
+    on_model(async |model| {
+        let store = Store::builder("redis://model").while_away(WhileAway::Wait);
+        let limiter = model.open(store).unwrap().limiter("all").limit("limit", "token_bucket 10/s burst 10");
+        let limiter = limiter.build().unwrap();
+        limiter.pause(Pause::lasting(60 * SECOND).keep_permits()).await.unwrap();
+        let ask = || Request::permits(1).within(62 * SECOND + 500 * MS);
+        let waits: Vec<_> = (0..30).map(|_| wait(&limiter, ask())).collect();
+        sleep(100 * MS).await;
+        model.lose_calls(true);
+        assert!(timeout(20 * MS, limiter.resume()).await.is_err());
+        sleep(3 * SECOND).await;
+        model.lose_calls(false);
+        for wait in waits {
+            assert!(wait.await.unwrap().is_ok());
+        }
+    });
+}
