@@ -1700,7 +1700,7 @@ fn a_call_that_moves_may_be_older_than_the_clock_of_its_bucket() {
     obey(&mut young.begin(1), 200, &left("6", "30"));
     let _four: Vec<_> = (0..4).map(|_| young.try_acquire().unwrap()).collect();
     pass(1400);
-    // The server wrote it before the other response, about the same window.
+    // The server wrote this response before the other one, about the same window.
     obey(&mut old, 200, &left("9", "35"));
     let more: Vec<_> = (0..9).map_while(|_| young.try_acquire().ok()).collect();
     assert!(more.len() <= 2, "{}", more.len());

@@ -630,9 +630,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// go back before the work begins.
     ///
     /// A limiter of keys of which the request asks nothing adds the key when it has to, at the
-    /// latest when permits are settled there. With
-    /// [`EvictLeastUsed`](crate::WhenKeysFull::EvictLeastUsed) the key may then replace another one.
-    /// If there is no room for the key even then, these permits are not charged. Calls of two keys
+    /// latest when permits are settled there. The key may then replace another one, with
+    /// [`EvictLeastUsed`](crate::WhenKeysFull::EvictLeastUsed). If there is no room for the key even then, these permits are not charged. Calls of two keys
     /// with equal hashes that have no limiter there are charged to one of these keys if they
     /// overlap.
     ///

@@ -180,7 +180,7 @@ impl Address {
             }
         }
         let node = Node::new(url, None).ok_or(wrong(PATH))?;
-        // The client library replaces what is no text.
+        // The client library replaces bytes that are no text by this character.
         let login = node.info.redis_settings();
         if [login.username(), login.password()].into_iter().flatten().any(|text| text.contains('\u{FFFD}')) {
             return Err(wrong(TEXT));

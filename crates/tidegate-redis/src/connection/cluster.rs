@@ -470,7 +470,7 @@ mod tests {
         let has_ended =
             matches!(select(pin!(cluster.ask_for_slots()), pin!(is_known)).await, Either::Left(_));
         assert!(!has_ended);
-        // A call whose deadline ends meanwhile.
+        // A call whose deadline ends while the silent server is asked is told the failure.
         assert!(cluster.owner(0).not_connected_in_time().is_misconfigured());
         drop(silent);
         for _ in 0..2 {

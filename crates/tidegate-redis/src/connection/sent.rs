@@ -92,8 +92,8 @@ impl Sent {
         Ok(())
     }
 
-    /// Ends the last attempt, whose server redirected the call. If it was to probe the server, the
-    /// probe ends after `by`.
+    /// Ends the last attempt, whose server redirected the call. If the attempt was a probe of the
+    /// server, the probe ends after `by`.
     pub(super) fn is_redirected(&self, by: impl FnOnce(&Server, Admission)) {
         let last = lock(&self.0).take();
         if let Some(Attempt { at, .. }) = last {

@@ -261,7 +261,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        // A call whose deadline ends meanwhile fails with it.
+        // A call whose deadline ends during the attempt fails with this failure.
         let has_ended =
             matches!(select(pin!(sentinels.connect(&misconfigured)), pin!(is_known)).await, Either::Left(_));
         assert!(!has_ended);

@@ -49,7 +49,7 @@ pub(crate) struct Server {
     /// Set after a failure that time does not mend.
     rest: Mutex<Option<Rest>>,
     /// A failure that time does not mend, of the last attempt to connect or of the one in progress.
-    /// A call whose deadline ends before the attempt does fails with it.
+    /// A call whose deadline ends before the attempt does fails with this failure.
     pub(super) misconfigured: Mutex<Option<Failure>>,
     /// For each script that the server did not know, by its hash: the number of texts that the
     /// server had been sent, up to the last text of this script. Held while a call with that text

@@ -613,8 +613,8 @@ impl Reserved for InUseReservation {
         }
     }
 
-    /// Gives all permits of the reservation back. A reservation that was granted, and whose permits
-    /// were used, is settled like a claimed one.
+    /// Gives all permits of the reservation back. If the reservation was granted, and its permits
+    /// were used, it is settled like a claimed one.
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         let is_used = single_request(used)?.permits > 0;
         if is_used

@@ -18,7 +18,8 @@ struct CallInFlight {
     sent_at: Nanos,
     /// How many messages that begin or end a pause had their outcome when the call left.
     pauses: u64,
-    /// For each of its requests that stands behind others, the limits whose pauses these wait for.
+    /// For each request of the call that stands behind others, the limits for whose pauses those
+    /// others wait.
     behind: Vec<Used>,
     /// Whether it is one of `State::untimed`.
     is_untimed: bool,

@@ -202,8 +202,8 @@ impl State {
         self.schedule_check(deferred, now);
     }
 
-    /// Notes when the pauses end, if one of these replies reports that. Makes the requests ask again
-    /// of which no limit is paused.
+    /// Notes when the pauses end, if one of these replies reports that. The requests of which no
+    /// limit is paused ask again.
     pub(super) fn note_pauses(&mut self, deferred: &mut Deferred, replies: &[Reply], now: Nanos) {
         let Some(reply) = replies.iter().find(|reply| !reply.limits.is_empty()) else { return };
         for (used, group) in &mut self.paused.groups {
