@@ -631,9 +631,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// A limiter of keys of which the request asks nothing adds the key when it has to, at the
     /// latest when permits are settled there. The key may then replace another one, with
-    /// [`EvictLeastUsed`](crate::WhenKeysFull::EvictLeastUsed). If there is no room for the key even then, these permits are not charged. Calls of two keys
-    /// with equal hashes that have no limiter there are charged to one of these keys if they
-    /// overlap.
+    /// [`EvictLeastUsed`](crate::WhenKeysFull::EvictLeastUsed). If there is no room for the key
+    /// even then, these permits are not charged. Calls of two keys with equal hashes that have no
+    /// limiter there are charged to one of these keys if they overlap.
     ///
     /// # Errors
     ///
