@@ -54,7 +54,7 @@ impl Table {
 
     /// Notes that a line is requested. Returns whether it stays from now on.
     fn begins_to_linger(&mut self, line: &Arc<Line>) -> bool {
-        // Relaxed: the flag is a hint. A line whose flag is missed here still lives for the request.
+        // Relaxed: the flag is a hint. If it is missed here, the line still lives for the request.
         if line.leases.is_none() || line.is_used.swap(true, Ordering::Relaxed) {
             return false;
         }
